@@ -3708,12 +3708,17 @@ typedef struct {
   uint32_t state;
   // Recorded operations.
   uint32_t nodes;
-  // Bytes of device memory that the graph has as workspace. 0 before the first launch, which may take them, and on the CPU.
+  // Bytes of the backend's memory that the graph launches with as workspace. 0 before the first launch, which takes them, and on
+  // the CPU.
   uint64_t workspace_bytes;
   // What all nodes must do at the least: floating-point operations, and bytes with each input read and each output written
   // once.
   double operations;
   double bytes;
+  // Graphs that share the workspace (`nvb_graph_share_workspace`), this one among them: 1 if it is the graph's own.
+  uint32_t workspace_graphs;
+  // 0
+  uint32_t reserved;
 } nvb_graph_info;
 
 // Creates a graph that holds nothing.
@@ -3744,14 +3749,31 @@ NVB_MUST_USE nvb_status nvb_graph_end(nvb_graph *graph,
 
 // Queues the recorded operations on `stream` (NULL: the backend's default stream), which may be another one than was recorded.
 // They give what the calls would have given, in their order. Does not synchronise. The first launch prepares the graph, and so
-// does the first after an `nvb_memory_sleep`: on a GPU it captures a CUDA graph, for which it takes workspace, waits for that and
-// loads kernels; later ones allocate nothing. Where CUDA's capture fails, the operations are queued one by one, with the
-// workspace of `stream`. Launches of one graph run one after the other, whatever their streams. May be captured once it was
-// launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
+// does the first after an `nvb_memory_sleep` and after a shared workspace has grown: on a GPU it captures a CUDA graph, for which
+// it takes workspace out of the backend's memory, waits for the last launch with it, and loads kernels; later ones allocate nothing.
+// Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
+// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. May be captured
+// once it was launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend),
 // `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
 NVB_MUST_USE nvb_status nvb_graph_launch(nvb_graph *graph,
                             nvb_stream *stream);
+
+// From now on `graph` launches with the workspace of `other`, a graph of the same backend; NULL: with one of its own, as a graph
+// begins. An engine that records a graph for each number of rows lets all of them share one workspace, which is then as large as
+// the most demanding of them needs instead of the sum. Sharing is transitive: the graph joins all those that share with `other`,
+// and the workspace lasts as long as one of them, whichever is destroyed first.
+//
+// Launches of graphs that share run one after the other, whatever their streams and threads: each waits on the device for the one
+// before. So graphs that are to run side by side have workspaces of their own. The workspace grows when a graph is first launched
+// that needs more; until then it is as large as the most demanding recorded list that was known when it was made, so share first and
+// launch then. Growing waits for the last launch, and each of the graphs is prepared again at its next launch.
+//
+// May be called at any time, also while `graph` is being recorded; waits for the last launch of `graph` if that had another
+// workspace. On the CPU there is no workspace, and only the order of launches is shared.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a graph of another backend).
+NVB_MUST_USE nvb_status nvb_graph_share_workspace(nvb_graph *graph,
+                                     nvb_graph *other);
 
 // Fills in `info`; set its `struct_size` first.
 NVB_MUST_USE nvb_status nvb_graph_get_info(const nvb_graph *graph, nvb_graph_info *info);

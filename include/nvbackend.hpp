@@ -296,6 +296,8 @@ class graph : public handle<nvb_graph, nvb_graph_destroy> {
     end(stream);
   }
   void launch(nvb_stream* stream) { check(nvb_graph_launch(pointer_, stream)); }
+  // Launches with the workspace of `other` from now on; NULL: with one of its own.
+  void share_workspace(nvb_graph* other) { check(nvb_graph_share_workspace(pointer_, other)); }
 
   nvb_graph_info info() const {
     auto info = make<nvb_graph_info>();

@@ -92,8 +92,6 @@ impl Plan {
 pub trait CapturedList: Send + Sync {
     /// Queues the list on a stream; the caller keeps launches of one list from overlapping on the host.
     fn launch(&self, stream: RawHandle) -> Result<()>;
-    /// Bytes of workspace that the list has of its own.
-    fn workspace(&self) -> usize;
 }
 
 pub trait Executor: Device {
@@ -103,10 +101,29 @@ pub trait Executor: Device {
     /// alignment counts alone.
     fn plan(&self, op: &Operation) -> Result<Plan>;
 
-    /// Makes the operations, which run in this order, ready to be launched as one, with a workspace of their own; nothing of
-    /// them runs. `None`: the executor runs such a list an operation after the other.
-    fn capture(self: Arc<Self>, _operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
+    /// Bytes of workspace that `capture` needs for these operations; 0: none.
+    fn capture_workspace(&self, _operations: &[&Operation]) -> Result<usize> {
+        Ok(0)
+    }
+    /// Makes the operations, which run in this order, ready to be launched as one; nothing of them runs. `None`: the executor
+    /// runs such a list an operation after the other. `workspace`: as many bytes as `capture_workspace` says, which no work uses
+    /// now and which stay until the last launch has finished; launches of lists with the same workspace do not overlap.
+    fn capture(
+        self: Arc<Self>,
+        _operations: &[&Operation],
+        _workspace: (*mut c_void, usize),
+    ) -> Result<Option<Box<dyn CapturedList>>> {
         Ok(None)
+    }
+    /// Queues operations that `capture` took, on a stream that the caller captures: they become a part of what that captures.
+    /// `workspace` as for `capture`, but work may use it: it stays as long as the caller's graph may run, and the caller orders that.
+    fn capture_onto(
+        &self,
+        _operations: &[&Operation],
+        _workspace: (*mut c_void, usize),
+        _stream: RawHandle,
+    ) -> Result<()> {
+        Err(Error::unsupported("this executor's streams are not captured"))
     }
 
     /// What was chosen among the kernels that this executor has for products.

@@ -93,6 +93,10 @@ void Decoder::launch(int64_t rows, int64_t max_kv_length) {
   if (graph.get() == nullptr) {
     nvb::graph recorded(backend_);
     recorded.record(session_.stream(), [&] { queue_steps(rows, length); });
+    // Launches follow each other on one stream, so one workspace is enough for the graphs of all numbers of rows.
+    for (const auto& [shape, other] : graphs_) {
+      if (other.get() != nullptr) recorded.share_workspace(other);
+    }
     // What a step computes on its way, nobody reads behind a launch. Tokens and the cache stay.
     const auto mark = [&](const nvb::buffer& memory) {
       const nvb_tensor bytes =

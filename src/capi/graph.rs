@@ -48,12 +48,17 @@ pub struct nvb_graph_info {
     pub state: u32,
     /// Recorded operations.
     pub nodes: u32,
-    /// Bytes of device memory that the graph has as workspace. 0 before the first launch, which may take them, and on the CPU.
+    /// Bytes of the backend's memory that the graph launches with as workspace. 0 before the first launch, which takes them, and on
+    /// the CPU.
     pub workspace_bytes: u64,
     /// What all nodes must do at the least: floating-point operations, and bytes with each input read and each output written
     /// once.
     pub operations: f64,
     pub bytes: f64,
+    /// Graphs that share the workspace (`nvb_graph_share_workspace`), this one among them: 1 if it is the graph's own.
+    pub workspace_graphs: u32,
+    /// 0
+    pub reserved: u32,
 }
 versioned!(nvb_graph_info);
 
@@ -87,7 +92,7 @@ pub unsafe extern "C" fn nvb_graph_create(backend: *const nvb_backend, graph: *m
     guard!(nvb_graph_create, {
         let backend = BACKENDS.get(backend)?.backend.clone();
         expect_out("graph", graph)?;
-        let graph_of = Graph::new(backend.executor());
+        let graph_of = Graph::new(backend.executor(), backend.memory());
         let object = GraphObject { graph: graph_of, backend, findings: Mutex::default(), profile: Mutex::default() };
         let handle = GRAPHS.insert(Arc::new(object))?;
         // SAFETY: checked for NULL, valid by the header's contract.
@@ -133,17 +138,52 @@ pub unsafe extern "C" fn nvb_graph_end(graph: *mut nvb_graph, stream: *mut nvb_s
 
 /// Queues the recorded operations on `stream` (NULL: the backend's default stream), which may be another one than was recorded.
 /// They give what the calls would have given, in their order. Does not synchronise. The first launch prepares the graph, and so
-/// does the first after an `nvb_memory_sleep`: on a GPU it captures a CUDA graph, for which it takes workspace, waits for that and
-/// loads kernels; later ones allocate nothing. Where CUDA's capture fails, the operations are queued one by one, with the
-/// workspace of `stream`. Launches of one graph run one after the other, whatever their streams. May be captured once it was
-/// launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend),
-/// `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
+/// does the first after an `nvb_memory_sleep` and after a shared workspace has grown: on a GPU it captures a CUDA graph, for which
+/// it takes workspace out of the backend's memory, waits for the last launch with it, and loads kernels; later ones allocate nothing.
+/// Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
+/// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. Profiling
+/// (`nvb_metrics_…`) does not count what a launch runs.
+///
+/// On a stream that the caller captures into a CUDA graph of its own, the recorded operations become nodes of that graph, with the
+/// workspace of this one, which must have been launched before. The caller's graph may be launched as long as this handle lives, also
+/// after another optimisation or recapture of this graph, until memory sleeps; the library does not see when, so the caller orders
+/// its launches and those of this graph, and of graphs that share its workspace, one after the other. An error leaves the operations
+/// before it in the caller's capture.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend; a
+/// stream that is captured, and the graph was not launched before), `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_graph_launch(graph: *mut nvb_graph, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_graph_launch, {
         let (object, stream) = graph_and_stream(graph, stream)?;
         object.graph.launch(&stream)
+    })
+}
+
+/// From now on `graph` launches with the workspace of `other`, a graph of the same backend; NULL: with one of its own, as a graph
+/// begins. An engine that records a graph for each number of rows lets all of them share one workspace, which is then as large as
+/// the most demanding of them needs instead of the sum. Sharing is transitive: the graph joins all those that share with `other`,
+/// and the workspace lasts as long as one of them, whichever is destroyed first.
+///
+/// Launches of graphs that share run one after the other, whatever their streams and threads: each waits on the device for the one
+/// before. So graphs that are to run side by side have workspaces of their own. The workspace grows when a graph is first launched
+/// that needs more; until then it is as large as the most demanding recorded list that was known when it was made, so share first and
+/// launch then. Growing waits for the last launch, and each of the graphs is prepared again at its next launch.
+///
+/// May be called at any time, also while `graph` is being recorded; waits for the last launch of `graph` if that had another
+/// workspace. On the CPU there is no workspace, and only the order of launches is shared.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a graph of another backend).
+#[no_mangle]
+pub unsafe extern "C" fn nvb_graph_share_workspace(graph: *mut nvb_graph, other: *mut nvb_graph) -> nvb_status {
+    guard!(nvb_graph_share_workspace, {
+        let object = GRAPHS.get(graph)?;
+        if other.is_null() {
+            return object.graph.share_workspace(None);
+        }
+        let with = GRAPHS.get(other)?;
+        if !Arc::ptr_eq(&object.backend, &with.backend) {
+            return Err(Error::invalid("`other` is a graph of another backend"));
+        }
+        object.graph.share_workspace(Some(&with.graph))
     })
 }
 
@@ -153,6 +193,7 @@ pub unsafe extern "C" fn nvb_graph_get_info(graph: *const nvb_graph, info: *mut 
     guard!(nvb_graph_get_info, {
         let object = GRAPHS.get(graph)?;
         let recorded = object.graph.recorded();
+        let workspace = object.graph.workspace_info();
         let cost = recorded.as_ref().map_or(Cost::default(), |recorded| recorded.cost());
         let value = nvb_graph_info {
             struct_size: 0,
@@ -162,9 +203,11 @@ pub unsafe extern "C" fn nvb_graph_get_info(graph: *const nvb_graph, info: *mut 
                 None => NVB_GRAPH_EMPTY,
             },
             nodes: recorded.as_ref().map_or(0, |recorded| recorded.nodes.len() as u32),
-            workspace_bytes: recorded.as_ref().map_or(0, |recorded| recorded.workspace() as u64),
+            workspace_bytes: workspace.bytes as u64,
             operations: cost.operations,
             bytes: cost.bytes,
+            workspace_graphs: workspace.graphs,
+            reserved: 0,
         };
         // SAFETY: a struct with its size set, by the header's contract.
         unsafe { write(info, &value) }

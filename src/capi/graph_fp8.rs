@@ -142,7 +142,7 @@ pub unsafe extern "C" fn nvb_graph_convert_fp8(
         let backend = &object.backend;
         let stream = stream_of(backend, given.stream)?;
         let allowed = backend.configuration().fp8 != Requirement::Off && !backend.configuration().batch_invariant;
-        object.graph.convert_fp8(&options, (backend.memory(), allowed), &stream)
+        object.graph.convert_fp8(&options, allowed, &stream)
     })
 }
 

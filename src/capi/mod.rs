@@ -22,6 +22,7 @@ pub mod environment;
 pub mod event;
 pub mod gguf;
 pub mod graph;
+pub mod graph_decisions;
 pub mod graph_fp8;
 pub mod graph_optimize;
 pub mod graph_profile;

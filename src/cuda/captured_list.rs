@@ -1,4 +1,4 @@
-//! A list of operations as a CUDA graph: captured once on a stream of its own, with a workspace of its own.
+//! A list of operations as a CUDA graph: captured once on a stream of its own, with a workspace that the graph brings.
 //!
 //! The workspace is there before the capture, so nothing is allocated in it, and its counters are zero between launches as
 //! those of a stream are. The capture is a relaxed one: a kernel that was never launched is loaded on the way, which the
@@ -42,11 +42,9 @@ impl Drop for ConstantReads {
 struct CapturedGraph {
     executor: Arc<CudaExecutor>,
     launchable: sys::CUgraphExec,
-    workspace: *mut c_void,
-    workspace_bytes: usize,
 }
 
-// SAFETY: handles that any thread may use, one at a time as the trait asks, and the address of memory that they alone use.
+// SAFETY: a handle that any thread may use, one at a time as the trait asks.
 unsafe impl Send for CapturedGraph {}
 // SAFETY: as above.
 unsafe impl Sync for CapturedGraph {}
@@ -54,25 +52,31 @@ unsafe impl Sync for CapturedGraph {}
 /// A wait of the caller's for the whole device ends a capture; as often it is begun again.
 const TRIES: usize = 3;
 
+/// Bytes of workspace for the most demanding operation; never 0 where there is a capture, so that an operation finds this
+/// workspace rather than one that grows.
+pub(super) fn workspace(executor: &CudaExecutor, operations: &[&Operation]) -> Result<usize> {
+    if !driver::has_graph_functions() {
+        return Ok(0);
+    }
+    let _guard = executor.enter()?;
+    let needed = operations.iter().map(|op| workspace::bytes(executor, op)).max().unwrap_or(0);
+    Ok(needed.max(COUNTER_BYTES))
+}
+
 /// `None` where CUDA cannot capture the list: it is launched operation by operation.
-pub(super) fn capture(executor: Arc<CudaExecutor>, operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
+pub(super) fn capture(
+    executor: Arc<CudaExecutor>,
+    operations: &[&Operation],
+    (workspace, bytes): (*mut c_void, usize),
+) -> Result<Option<Box<dyn CapturedList>>> {
     if !driver::has_graph_functions() {
         return Ok(None);
     }
     let _guard = executor.enter()?;
     let _relaxed = executor.relax_capture()?;
     let stream = CaptureStream { raw: executor.stream_create(0)?, executor: &executor };
-    // Never 0: an operation finds this workspace rather than one that grows.
-    let needed = operations.iter().map(|op| workspace::bytes(&executor, op)).max().unwrap_or(0);
-    let workspace_bytes = needed.max(COUNTER_BYTES);
-    let mut graph = CapturedGraph {
-        launchable: null_mut(),
-        workspace: executor.allocate(workspace_bytes, stream.raw)?,
-        workspace_bytes,
-        executor: executor.clone(),
-    };
-    // SAFETY: memory of this graph's alone, which outlives the stream.
-    unsafe { executor.stream_set_workspace(stream.raw, graph.workspace, workspace_bytes)? };
+    // SAFETY: memory that no work uses now, and that outlives the stream.
+    unsafe { executor.stream_set_workspace(stream.raw, workspace, bytes)? };
     // Launches come from any stream.
     executor.stream_synchronize(stream.raw)?;
     for _ in 0..TRIES {
@@ -81,10 +85,7 @@ pub(super) fn capture(executor: Arc<CudaExecutor>, operations: &[&Operation]) ->
             stream.capture(operations)
         };
         match captured {
-            Ok(launchable) => {
-                graph.launchable = launchable;
-                return Ok(Some(Box::new(graph)));
-            }
+            Ok(launchable) => return Ok(Some(Box::new(CapturedGraph { executor: executor.clone(), launchable }))),
             Err(error) if is_of_capture(&error) => {
                 log::info!(target: "nvbackend::graph", "{} operations are not captured: {error}", operations.len());
             }
@@ -92,6 +93,32 @@ pub(super) fn capture(executor: Arc<CudaExecutor>, operations: &[&Operation]) ->
         }
     }
     Ok(None)
+}
+
+/// Queues the operations on a stream that is captured. Their kernels may load what no operation of the list writes before those in
+/// front of them have finished: nothing that is not a kernel stands between them, and something does in front of the first.
+fn run(executor: &CudaExecutor, operations: &[&Operation], stream: RawHandle) -> Result<()> {
+    let written = Written::by(operations.iter().copied());
+    let constant = ConstantReads;
+    operations.iter().enumerate().try_for_each(|(index, op)| {
+        constant.set(written.constant_reads(op));
+        let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
+        operation::run(executor, op, stream).map_err(named)
+    })
+}
+
+/// Makes the operations a part of what the caller captures on the stream. They begin with a fill of the workspace's counters, before
+/// which all earlier work of the caller's graph has finished.
+pub(super) fn capture_onto(
+    executor: &CudaExecutor,
+    operations: &[&Operation],
+    (workspace, bytes): (*mut c_void, usize),
+    stream: RawHandle,
+) -> Result<()> {
+    let _guard = executor.enter()?;
+    let _relaxed = executor.relax_capture()?;
+    // The workspace of the caller's stream is not in use meanwhile: one thread queues work there.
+    executor.with_workspace(stream, (workspace, bytes), || run(executor, operations, stream))
 }
 
 /// Whether the driver refuses the capture or what was called in it, and the operations may run without.
@@ -113,14 +140,7 @@ impl CaptureStream<'_> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: this capture's own stream.
         self.executor.check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) }, "beginning a capture")?;
-        let written = Written::by(operations.iter().copied());
-        let constant = ConstantReads;
-        let recorded = operations.iter().enumerate().try_for_each(|(index, op)| {
-            constant.set(written.constant_reads(op));
-            let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
-            operation::run(self.executor, op, self.raw).map_err(named)
-        });
-        drop(constant);
+        let recorded = run(self.executor, operations, self.raw);
         if let Err(lost) = self.executor.refuse_lost() {
             // No call more: not even the capture is ended.
             return Err(recorded.err().unwrap_or(lost));
@@ -154,18 +174,13 @@ impl CapturedList for CapturedGraph {
         // SAFETY: instantiated, and a live stream of this context or NULL.
         self.executor.check(unsafe { sys::cuGraphLaunch(self.launchable, stream.0.cast()) }, "launching a graph")
     }
-
-    fn workspace(&self) -> usize {
-        self.workspace_bytes
-    }
 }
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let Some(_guard) = self.executor.enter_to_release() else { return };
-        // SAFETY: this graph's memory, freed once; NULL waits for every stream's work, launches of this graph among it.
-        unsafe { self.executor.free(self.workspace, self.workspace_bytes, RawHandle::NULL) };
-        if !self.launchable.is_null() && self.executor.refuse_lost().is_ok() {
+        self.executor.wait_for_all_work();
+        if self.executor.refuse_lost().is_ok() {
             // SAFETY: instantiated once, destroyed once, and none of its launches is under way.
             self.executor.log_failure(unsafe { sys::cuGraphExecDestroy(self.launchable) }, "destroying a graph");
         }

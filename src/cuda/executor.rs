@@ -147,7 +147,7 @@ impl CudaExecutor {
     }
 
     /// Before memory goes that any stream's work may use. The context is current; a failure has nobody to report to.
-    fn wait_for_all_work(&self) {
+    pub(super) fn wait_for_all_work(&self) {
         if let Err(error) = wait_past_captures(|| self.context.wait_for_all_work()) {
             log::warn!(target: "nvbackend::cuda", "{error}");
         }
@@ -172,6 +172,21 @@ impl CudaExecutor {
         let Some(given) = self.scratch.callers_bytes(stream) else { return Ok(()) };
         let _guard = self.enter()?;
         expect_room(super::workspace::bytes(self, op), given)
+    }
+
+    /// Operations that `queue` queues on the stream take their workspace from these bytes, and later ones as before. The bytes are
+    /// memory that the device reaches, and stay as long as what is queued may run.
+    pub(super) fn with_workspace(
+        &self,
+        stream: RawHandle,
+        (data, bytes): (*mut c_void, usize),
+        queue: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let before = self.scratch.callers(stream);
+        self.scratch.set_callers(stream, data, bytes, self)?;
+        let queued = queue();
+        self.scratch.put_back_callers(stream, before);
+        queued
     }
 
     /// The stream's workspace; lock it until the launch that uses it is queued.
@@ -212,8 +227,25 @@ impl Executor for CudaExecutor {
         super::operation::run(self, op, stream)
     }
 
-    fn capture(self: Arc<Self>, operations: &[&Operation]) -> Result<Option<Box<dyn CapturedList>>> {
-        super::captured_list::capture(self, operations)
+    fn capture_workspace(&self, operations: &[&Operation]) -> Result<usize> {
+        super::captured_list::workspace(self, operations)
+    }
+
+    fn capture(
+        self: Arc<Self>,
+        operations: &[&Operation],
+        workspace: (*mut c_void, usize),
+    ) -> Result<Option<Box<dyn CapturedList>>> {
+        super::captured_list::capture(self, operations, workspace)
+    }
+
+    fn capture_onto(
+        &self,
+        operations: &[&Operation],
+        workspace: (*mut c_void, usize),
+        stream: RawHandle,
+    ) -> Result<()> {
+        super::captured_list::capture_onto(self, operations, workspace, stream)
     }
 
     fn choices(&self) -> &Choices {

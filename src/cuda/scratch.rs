@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Clone, Copy)]
-struct Block {
+pub struct Block {
     pointer: *mut c_void,
     bytes: usize,
 }
@@ -264,13 +264,30 @@ impl Scratch {
             // SAFETY: memory of the caller's that the device reaches and the stream's work alone uses.
             unsafe { executor.fill(data, 0, bytes.min(COUNTER_BYTES), stream)? };
         }
-        match (blocks.caller.is_some(), caller.is_some()) {
+        self.replace_callers([&mut outputs, &mut inputs, &mut blocks], caller);
+        Ok(())
+    }
+
+    fn replace_callers(&self, held: [&mut Held; 3], caller: Option<Block>) {
+        match (held[0].caller.is_some(), caller.is_some()) {
             (false, true) => self.callers.fetch_add(1, Ordering::Relaxed),
             (true, false) => self.callers.fetch_sub(1, Ordering::Relaxed),
             _ => 0,
         };
-        (outputs.caller, inputs.caller, blocks.caller) = (caller, caller, caller);
-        Ok(())
+        held.into_iter().for_each(|held| held.caller = caller);
+    }
+
+    /// The block that the caller has set for the stream.
+    pub fn callers(&self, stream: RawHandle) -> Option<Block> {
+        held(&self.of(stream).blocks).caller
+    }
+
+    /// A block that `callers` gave is the stream's again, with the counters that it had.
+    pub fn put_back_callers(&self, stream: RawHandle, block: Option<Block>) {
+        let scratch = self.of(stream);
+        let mut outputs = held(&scratch.outputs);
+        let (mut inputs, mut blocks) = (held(&scratch.inputs), held(&scratch.blocks));
+        self.replace_callers([&mut outputs, &mut inputs, &mut blocks], block);
     }
 
     /// Gives back the blocks of one stream, in its order.

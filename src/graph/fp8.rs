@@ -10,12 +10,12 @@ mod twin;
 use super::measure::Measured;
 use super::region::Ranges;
 use super::report::{Errors, Times};
+use super::workspace::Workspace;
 use super::{Node, Recorded};
 use crate::allocation::{filled, with_room};
 use crate::device::features::Features;
 use crate::device::DeviceKind;
 use crate::error::{numbered, Error, Result, Status};
-use crate::executor::Executor;
 use crate::loading::Weight;
 use crate::memory::MemoryManager;
 use crate::operation::linear::{Linear, LinearInput};
@@ -88,6 +88,7 @@ pub struct Product {
 #[derive(Clone)]
 pub struct Conversion {
     pub list: Arc<Recorded>,
+    pub options: Options,
     pub products: Vec<Product>,
     pub errors: Option<Errors>,
     pub times: Option<Times>,
@@ -97,7 +98,7 @@ pub struct Conversion {
 pub struct Subject<'a> {
     pub recorded: &'a Arc<Recorded>,
     pub internal: &'a Ranges,
-    pub executor: &'a Arc<dyn Executor>,
+    pub workspace: &'a Workspace,
     pub memory: &'a Arc<MemoryManager>,
     /// Whether the backend's options let products round their input to FP8.
     pub allowed: bool,
@@ -120,7 +121,7 @@ impl Subject<'_> {
         let candidates = self.candidates(&mut products, rounds, stream)?;
         let mut chosen = filled(true, candidates.len(), WHAT)?;
         let measured = match options.measures() {
-            true => Some(Measured::begin(self.recorded, self.internal, self.executor, stream)?),
+            true => Some(Measured::begin(self.recorded, self.internal, self.workspace, stream)?),
             false => None,
         };
         if let Some(measured) = measured.as_ref().filter(|_| options.maximum_error > 0.0) {
@@ -139,7 +140,8 @@ impl Subject<'_> {
                 };
             }
         }
-        let mut conversion = Conversion { list: Arc::new(Recorded::of(nodes)?), products, errors: None, times: None };
+        let (list, options) = (Arc::new(Recorded::of(nodes)?), *options);
+        let mut conversion = Conversion { list, options, products, errors: None, times: None };
         if let Some(measured) = measured {
             conversion.errors = Some(measured.errors_of(&conversion.list.nodes)?);
             if options.measure_times {
@@ -152,7 +154,7 @@ impl Subject<'_> {
 
     /// Whether the device multiplies FP8 values; an error where it does not and the caller did not ask for FP8 as a format alone.
     fn expect_fp8(&self, options: &Options) -> Result<bool> {
-        let info = self.executor.info();
+        let info = self.workspace.executor().info();
         let multiplies = info.kind == DeviceKind::Cuda && info.features.has(Features::FP8);
         let advice = "storage_only keeps weights in FP8 for their bytes alone";
         match (multiplies && self.allowed, options.storage_only) {
@@ -221,7 +223,7 @@ impl Subject<'_> {
             let twin = twin::of(&op.weight, recorded.owner.as_ref(), self.memory, stream).map_err(named)?;
             product.weight_error = twin.relative_error();
             let op: Operation = in_fp8(op, &twin, rounds).into();
-            match self.executor.plan(&op) {
+            match self.workspace.executor().plan(&op) {
                 Err(error) => product.reason = error.message,
                 Ok(_) => {
                     let owner: Owner = twin;

@@ -5,6 +5,7 @@
 
 use super::region::Ranges;
 use super::report::{Errors, Times};
+use super::workspace::Workspace;
 use super::{Node, Recorded};
 use crate::allocation::{filled, push};
 use crate::device::CopyKind;
@@ -40,6 +41,7 @@ struct Output {
 pub struct Measured<'a> {
     recorded: &'a Arc<Recorded>,
     executor: &'a Arc<dyn Executor>,
+    workspace: &'a Workspace,
     stream: &'a Stream,
     outputs: Vec<Output>,
     before: Vec<Saved>,
@@ -52,14 +54,15 @@ impl<'a> Measured<'a> {
     pub fn begin(
         recorded: &'a Arc<Recorded>,
         internal: &Ranges,
-        executor: &'a Arc<dyn Executor>,
+        workspace: &'a Workspace,
         stream: &'a Stream,
     ) -> Result<Measured<'a>> {
         super::optimize::expect_measurable(stream)?;
         recorded.replay.expect_awake()?;
         stream.synchronize()?;
         let outputs = outputs(&recorded.nodes, internal)?;
-        let mut measured = Measured { recorded, executor, stream, outputs, before: Vec::new(), expected: Vec::new() };
+        let (executor, before, expected) = (workspace.executor(), Vec::new(), Vec::new());
+        let mut measured = Measured { recorded, executor, workspace, stream, outputs, before, expected };
         measured.before = measured.saved()?;
         measured.expected = measured.after(&recorded.nodes)?;
         Ok(measured)
@@ -156,7 +159,7 @@ impl<'a> Measured<'a> {
     /// Seconds of one launch, between two events.
     pub fn time_of(&self, list: &Recorded, (start, end): (&Event, &Event)) -> Result<f64> {
         start.record(self.stream)?;
-        list.replay.launch(&list.nodes, self.executor, self.stream)?;
+        list.replay.launch(&list.nodes, self.workspace, self.stream)?;
         end.record(self.stream)?;
         self.stream.synchronize()?;
         Ok(f64::from(end.milliseconds_since(start)?) / 1e3)

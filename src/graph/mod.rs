@@ -8,9 +8,12 @@
 //! copy of the list by its `passes` and, where the caller allows it, measures both (`measure`); `report` tells of it. The
 //! recorded list stays: every conversion begins with it, and every optimisation with the converted one.
 
+pub mod decisions;
+pub mod decisions_file;
 mod dependencies;
 pub mod describe;
 pub mod finding;
+mod fingerprint;
 pub mod fp8;
 mod list;
 mod measure;
@@ -25,8 +28,9 @@ pub mod report;
 #[cfg(test)]
 mod tests;
 mod validate;
+mod workspace;
 
-use crate::allocation::with_room;
+use crate::allocation::{push, with_room};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::memory::MemoryManager;
@@ -36,13 +40,14 @@ use crate::stream::{Owner, Stream};
 use finding::{Target, Validation};
 use fp8::Conversion;
 use measure::Measured;
-use optimize::{Choice, Level, Options};
+use optimize::{Choice, Level, Optimized, Options};
 use profile::Profile;
 use recorder::Recorder;
 use region::Ranges;
 use replay::Replay;
 use report::Report;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use workspace::{Share, Workspace};
 
 /// An operation of a graph.
 #[derive(Clone)]
@@ -91,11 +96,6 @@ impl Recorded {
     pub fn cost(&self) -> Cost {
         cost_of(&self.nodes)
     }
-
-    /// Bytes of workspace that the graph has of its own; 0 before the first launch and where it takes the stream's.
-    pub fn workspace(&self) -> usize {
-        self.replay.workspace()
-    }
 }
 
 fn cost_of(nodes: &[Node]) -> Cost {
@@ -120,6 +120,16 @@ impl Lists {
         Lists { launched: recorded.clone(), recorded, conversion: None, optimization: None }
     }
 
+    /// Launches what came of an optimisation.
+    fn optimized(self, level: Level, optimized: Optimized) -> Result<Lists> {
+        let launched = match level {
+            Level::O0 => self.first().clone(),
+            _ => Arc::new(Recorded::of(optimized.nodes)?),
+        };
+        let (choice, report) = (optimized.choice, Arc::new(optimized.report));
+        Ok(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..self })
+    }
+
     /// What an optimisation begins with: the converted list, or the recorded one.
     fn first(&self) -> &Arc<Recorded> {
         self.conversion.as_ref().map_or(&self.recorded, |conversion| &conversion.list)
@@ -141,9 +151,22 @@ enum State {
     Recorded(Lists),
 }
 
+/// What a graph has as workspace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WorkspaceInfo {
+    /// 0 before the first launch, and where operations take the stream's.
+    pub bytes: usize,
+    /// Graphs that share it, this one among them.
+    pub graphs: u32,
+}
+
 pub struct Graph {
     executor: Arc<dyn Executor>,
+    memory: Arc<MemoryManager>,
     state: Mutex<State>,
+    share: Mutex<Share>,
+    /// Workspaces that CUDA graphs of the caller's name, into which this one was captured.
+    kept: Mutex<Vec<Arc<Workspace>>>,
     /// Memory of which nobody reads, after a launch, what the launch left there.
     internal: Mutex<Ranges>,
     /// For the next conversion to FP8.
@@ -151,10 +174,14 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub fn new(executor: &Arc<dyn Executor>) -> Graph {
+    /// `memory`, the executor's, is what workspace comes from.
+    pub fn new(executor: &Arc<dyn Executor>, memory: &Arc<MemoryManager>) -> Graph {
         Graph {
             executor: executor.clone(),
+            memory: memory.clone(),
             state: Mutex::new(State::Empty),
+            share: Mutex::new(Share::of(Arc::new(Workspace::new(executor, memory)))),
+            kept: Mutex::default(),
             internal: Mutex::default(),
             marks: Mutex::default(),
         }
@@ -162,6 +189,40 @@ impl Graph {
 
     pub fn executor(&self) -> &Arc<dyn Executor> {
         &self.executor
+    }
+
+    fn share(&self) -> MutexGuard<'_, Share> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn workspace(&self) -> Arc<Workspace> {
+        self.share().workspace().clone()
+    }
+
+    /// From now on the graph launches with the workspace of `other`, after which its launches run; `None`: with one of its own.
+    /// Waits for the graph's last launch, so that the order of its launches stays.
+    pub fn share_workspace(&self, other: Option<&Graph>) -> Result<()> {
+        let workspace = match other {
+            Some(other) => other.workspace(),
+            None => Arc::new(Workspace::new(&self.executor, &self.memory)),
+        };
+        let before = self.workspace();
+        if Arc::ptr_eq(&before, &workspace) || (other.is_none() && before.graphs() == 1) {
+            return Ok(());
+        }
+        before.synchronize()?;
+        if let Some(recorded) = self.recorded() {
+            workspace.want(self.executor.capture_workspace(&replay::operations(&recorded.nodes)?)?);
+        }
+        let left = std::mem::replace(&mut *self.share(), Share::of(workspace));
+        drop(left);
+        Ok(())
+    }
+
+    pub fn workspace_info(&self) -> WorkspaceInfo {
+        let workspace = self.workspace();
+        let has_it = self.recorded().is_some_and(|recorded| recorded.replay.has_workspace());
+        WorkspaceInfo { bytes: if has_it { workspace.bytes() } else { 0 }, graphs: workspace.graphs() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -246,15 +307,10 @@ impl Graph {
 
     fn optimize_by(&self, options: &Options, stream: &Stream, passes: &[passes::Pass]) -> Result<()> {
         let lists = self.expect_lists()?;
-        let internal = self.internal();
-        let subject = self.subject(&lists, &internal, passes);
+        let (internal, workspace) = (self.internal(), self.workspace());
+        let subject = self.subject(&lists, &internal, passes, &workspace);
         let optimized = subject.optimize(options, stream)?;
-        let launched = match options.level {
-            Level::O0 => lists.first().clone(),
-            _ => Arc::new(Recorded::of(optimized.nodes)?),
-        };
-        let (level, choice, report) = (options.level, optimized.choice, Arc::new(optimized.report));
-        self.set(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists });
+        self.set(lists.optimized(options.level, optimized)?);
         Ok(())
     }
 
@@ -263,22 +319,18 @@ impl Graph {
         lists: &'a Lists,
         internal: &'a Ranges,
         passes: &'a [passes::Pass],
+        workspace: &'a Workspace,
     ) -> optimize::Subject<'a> {
-        optimize::Subject { recorded: lists.first(), internal, executor: &self.executor, passes }
+        optimize::Subject { recorded: lists.first(), internal, workspace, passes }
     }
 
     /// Converts the recorded list's products to FP8 and runs the passes of the last optimisation again; after an error the graph is as
     /// before. `allowed`: whether the backend's options let products round their input to FP8.
-    pub fn convert_fp8(
-        &self,
-        options: &fp8::Options,
-        (memory, allowed): (&Arc<MemoryManager>, bool),
-        stream: &Stream,
-    ) -> Result<()> {
+    pub fn convert_fp8(&self, options: &fp8::Options, allowed: bool, stream: &Stream) -> Result<()> {
         let lists = self.expect_lists()?;
-        let internal = self.internal();
-        let subject =
-            fp8::Subject { recorded: &lists.recorded, internal: &internal, executor: &self.executor, memory, allowed };
+        let (internal, workspace) = (self.internal(), self.workspace());
+        let (recorded, memory) = (&lists.recorded, &self.memory);
+        let subject = fp8::Subject { recorded, internal: &internal, workspace: &workspace, memory, allowed };
         let conversion = Arc::new(subject.convert(&self.fp8_marks(), options, stream)?);
         let lists = Lists { launched: conversion.list.clone(), conversion: Some(conversion), ..lists };
         self.set(self.again(lists, &internal)?);
@@ -288,13 +340,10 @@ impl Graph {
     /// Lists that are new but for the last optimisation, after it has run again without a measurement.
     fn again(&self, lists: Lists, internal: &Ranges) -> Result<Lists> {
         let Some(Optimization { level, choice, .. }) = &lists.optimization else { return Ok(lists) };
-        let optimized = self.subject(&lists, internal, passes::ALL).by_choice(*level, choice.clone())?;
-        let launched = match level {
-            Level::O0 => lists.first().clone(),
-            _ => Arc::new(Recorded::of(optimized.nodes)?),
-        };
-        let (level, choice, report) = (*level, optimized.choice, Arc::new(optimized.report));
-        Ok(Lists { launched, optimization: Some(Optimization { level, choice, report }), ..lists })
+        let workspace = self.workspace();
+        let optimized = self.subject(&lists, internal, passes::ALL, &workspace).by_choice(*level, choice.clone())?;
+        let level = *level;
+        lists.optimized(level, optimized)
     }
 
     /// What the last conversion did.
@@ -332,7 +381,8 @@ impl Graph {
     /// Times of every node of the list that is launched, by replays on `stream`; what they write is as before afterwards.
     pub fn profile(&self, stream: &Stream, launches: usize) -> Result<Profile> {
         let lists = self.expect_lists()?;
-        let measured = Measured::begin(&lists.recorded, &self.internal(), &self.executor, stream)?;
+        let workspace = self.workspace();
+        let measured = Measured::begin(&lists.recorded, &self.internal(), &workspace, stream)?;
         profile::profile(&lists.launched, &measured, stream, launches)
     }
 
@@ -365,7 +415,14 @@ impl Graph {
         if let Some(sink) = stream.sink() {
             return recorded.nodes.iter().try_for_each(|node| sink.take(node.op.clone(), node.owner.clone()));
         }
-        recorded.replay.launch(&recorded.nodes, &self.executor, stream)
+        let workspace = self.workspace();
+        if recorded.replay.launch(&recorded.nodes, &workspace, stream)? {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if !kept.iter().any(|other| Arc::ptr_eq(other, &workspace)) {
+                push(&mut kept, workspace, "workspaces of a graph")?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -6,9 +6,9 @@ use super::measure::{self, Measured};
 use super::passes::Pass;
 use super::region::Ranges;
 use super::report::{Exactness, Note, Report, Rewrite, Size, TakenBack};
+use super::workspace::Workspace;
 use super::{Node, Recorded};
 use crate::error::{numbered, Error, Result};
-use crate::executor::Executor;
 use crate::stream::Stream;
 use std::sync::Arc;
 
@@ -28,6 +28,15 @@ numbered! {
 
 impl Level {
     pub const DEFAULT: Level = Level::O2;
+
+    /// The least exact rewrites of the level.
+    pub fn allowed(self) -> Exactness {
+        match self {
+            Level::O0 | Level::O1 => Exactness::Exact,
+            Level::O2 => Exactness::Rounding,
+            Level::O3 => Exactness::Approximate,
+        }
+    }
 
     /// The level of this number; another number is the default level, with a warning, or refused.
     pub fn of(code: u32, unknown_is_error: bool) -> Result<Level> {
@@ -80,12 +89,11 @@ impl Options {
         self.measure_times || self.measure_errors || self.maximum_error > 0.0
     }
 
-    /// The least exact rewrites of the level.
+    /// The least exact rewrites that are made.
     fn allowed(&self) -> Exactness {
         match self.level {
-            Level::O0 | Level::O1 => Exactness::Exact,
-            Level::O3 if self.maximum_error > 0.0 => Exactness::Approximate,
-            Level::O2 | Level::O3 => Exactness::Rounding,
+            Level::O3 if self.maximum_error <= 0.0 => Level::O2.allowed(),
+            level => level.allowed(),
         }
     }
 }
@@ -112,7 +120,7 @@ pub struct Subject<'a> {
     /// What passes begin with: the list as it was recorded, or as a conversion left it.
     pub recorded: &'a Arc<Recorded>,
     pub internal: &'a Ranges,
-    pub executor: &'a Arc<dyn Executor>,
+    pub workspace: &'a Workspace,
     pub passes: &'a [Pass],
 }
 
@@ -136,7 +144,7 @@ impl Subject<'_> {
     }
 
     fn rewrite(&self, choice: &Choice) -> Result<Rewritten> {
-        let mut list = List::new(&self.recorded.nodes, self.internal, &**self.executor)?;
+        let mut list = List::new(&self.recorded.nodes, self.internal, &**self.workspace.executor())?;
         for (pass, allowed) in self.passes.iter().zip(choice) {
             let Some(allowed) = *allowed else { continue };
             list.begin_pass(pass.name, allowed);
@@ -168,7 +176,7 @@ impl Subject<'_> {
         let mut choice = self.choose(options)?;
         let mut taken_back = Vec::new();
         let measured = match options.measures() {
-            true => Some(Measured::begin(self.recorded, self.internal, self.executor, stream)?),
+            true => Some(Measured::begin(self.recorded, self.internal, self.workspace, stream)?),
             false => None,
         };
         if let Some(measured) = measured.as_ref().filter(|_| options.maximum_error > 0.0) {

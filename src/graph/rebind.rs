@@ -131,7 +131,7 @@ mod tests {
     /// Records `twice` = 2 · x and y = 3 · `twice`.
     fn recorded(x: &mut Values, twice: &mut Values, y: &mut Values) -> (Graph, Arc<Stream>) {
         let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new(1).unwrap());
-        let (stream, graph) = (Arc::new(Stream::new(&executor, 0).unwrap()), Graph::new(&executor));
+        let (stream, graph) = (Arc::new(Stream::new(&executor, 0).unwrap()), Graph::on(&executor));
         let [x, twice, y] = [x, twice, y].map(|values| Tensor::of(&mut values.0, &[2, 8]));
         graph.begin(&stream).unwrap();
         for (factor, input, output) in [(2.0, x, twice), (3.0, twice, y)] {
@@ -196,7 +196,7 @@ mod tests {
         refused(x_range.clone(), range(&twice).start + 32, "overlaps");
         graph.launch(&stream).unwrap();
         assert_eq!(y.0, [6.0; 16]);
-        let empty = Graph::new(graph.executor());
+        let empty = Graph::on(graph.executor());
         assert!(empty.rebind(x_range, range(&y).start).is_err());
     }
 }

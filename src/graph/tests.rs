@@ -2,9 +2,18 @@
 
 use super::*;
 use crate::cpu::CpuExecutor;
+use crate::memory::MemoryOptions;
 use crate::operation::softmax::Softmax;
 use crate::stream::Purpose;
 use crate::tensor::Tensor;
+
+impl Graph {
+    /// With memory of its own.
+    pub fn on(executor: &Arc<dyn Executor>) -> Graph {
+        let memory = MemoryManager::new(executor.clone(), MemoryOptions::default()).unwrap();
+        Graph::new(executor, &Arc::new(memory))
+    }
+}
 
 fn executor() -> Arc<dyn Executor> {
     Arc::new(CpuExecutor::new(1).unwrap())
@@ -19,7 +28,7 @@ fn softmax(values: &mut [f32; 16]) -> Operation {
 fn owners_live_as_long_as_the_graph() {
     let executor = executor();
     let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-    let graph = Graph::new(&executor);
+    let graph = Graph::on(&executor);
     let (owner, mut values) = (Arc::new(7), [1f32; 16]);
     graph.begin(&stream).unwrap();
     stream.sink().unwrap().take(softmax(&mut values), Some(owner.clone())).unwrap();
@@ -35,13 +44,13 @@ fn owners_live_as_long_as_the_graph() {
 fn a_graph_that_goes_ends_its_recording() {
     let executor = executor();
     let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-    let graph = Graph::new(&executor);
+    let graph = Graph::on(&executor);
     graph.begin(&stream).unwrap();
     let sink = stream.sink().unwrap();
     assert_eq!(sink.purpose(), Purpose::Recording);
     drop(graph);
     assert!(stream.sink().is_none());
-    let again = Graph::new(&executor);
+    let again = Graph::on(&executor);
     again.begin(&stream).unwrap();
     again.end(&stream).unwrap();
     assert!(again.recorded().unwrap().nodes.is_empty() && again.launch(&stream).is_ok());
@@ -51,7 +60,7 @@ fn a_graph_that_goes_ends_its_recording() {
 fn a_launch_on_a_recorded_stream_is_recorded_node_by_node() {
     let executor = executor();
     let stream = Arc::new(Stream::new(&executor, 0).unwrap());
-    let (inner, outer, mut values) = (Graph::new(&executor), Graph::new(&executor), [1f32; 16]);
+    let (inner, outer, mut values) = (Graph::on(&executor), Graph::on(&executor), [1f32; 16]);
     inner.begin(&stream).unwrap();
     stream.sink().unwrap().take(softmax(&mut values), None).unwrap();
     assert!(inner.launch(&stream).unwrap_err().message.contains("is being recorded"));

@@ -37,6 +37,7 @@ typedef struct {
   int64_t faults;              // injected
   int64_t launches;
   int64_t violations;  // calls that misuse the driver, as a copy past the end of a block does, or meet its faults
+  int64_t waits;       // of a stream for an event that another stream has recorded
 } fake_books;
 
 void fake_get_books(fake_books* books);

@@ -95,10 +95,11 @@ int cuGraphInstantiateWithFlags(graph** launchable, graph* from, unsigned long l
 int cuGraphLaunch(graph* launched, void* handle) {
   call c = begin(__func__, NEEDS_CONTEXT);
   stream* queue = c.runs ? live_stream(c.function, handle) : NULL;
-  if (queue != NULL && is_live(&c, launched, true)) {
-    for (size_t i = 0; i < launched->count && c.status == SUCCESS; ++i) {
-      if (!capture_work(queue, launched->list[i])) c.status = run_work(&c, &launched->list[i]);
-    }
+  if (queue != NULL && *capture_of(queue) != NULL) {
+    // Driver 580 ends the capture.
+    c.status = violation(c.function, CAPTURE_UNSUPPORTED, "a launch of a graph on a stream that is captured");
+  } else if (queue != NULL && is_live(&c, launched, true)) {
+    for (size_t i = 0; i < launched->count && c.status == SUCCESS; ++i) c.status = run_work(&c, &launched->list[i]);
     enqueue(queue);
   } else if (c.runs && queue == NULL) {
     c.status = INVALID_HANDLE;

@@ -216,7 +216,16 @@ static bool is_live(call* c, const event* used) {
 int cuStreamWaitEvent(void* handle, event* waited, unsigned flags) {
   call c = begin(__func__, stream_flags(handle));
   (void)flags;
-  if (c.runs && is_live(&c, waited) && live_stream(c.function, handle) == NULL) c.status = INVALID_HANDLE;
+  if (c.runs && is_live(&c, waited)) {
+    const stream* queue = live_stream(c.function, handle);
+    if (queue == NULL) {
+      c.status = INVALID_HANDLE;
+    } else if (queue->capture != NULL && waited->recorded != NULL && waited->recorded->capture == NULL) {
+      c.status = violation(c.function, CAPTURE_ISOLATION, "a wait of a captured stream for an event outside");
+    } else if (waited->recorded != NULL && waited->recorded != queue) {
+      ++fake.books.waits;
+    }
+  }
   return finish(c);
 }
 

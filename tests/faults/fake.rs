@@ -26,6 +26,7 @@ pub struct Books {
     pub faults: i64,
     pub launches: i64,
     pub violations: i64,
+    pub waits: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

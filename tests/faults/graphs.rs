@@ -1,4 +1,5 @@
-//! A graph recorded, launched on two streams, put to sleep in between, and destroyed: captured where the driver can.
+//! A graph recorded, launched on two streams, put to sleep in between, and destroyed: captured where the driver can. It takes
+//! over the workspace of another one, which is too small for it.
 
 use crate::engine::{call, tensor, versioned, wrong, Engine, Failure, Handle};
 use crate::fake::{fake, Books};
@@ -29,6 +30,13 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
     let mut attention = Handle::new(nvb_attention_destroy);
     call!(nvb_attention_create(engine.backend.raw, &options, &mut attention.raw))?;
 
+    let mut small = Handle::new(nvb_graph_destroy);
+    call!(nvb_graph_create(engine.backend.raw, &mut small.raw))?;
+    call!(nvb_graph_begin(small.raw, recorded.raw))?;
+    call!(nvb_memory_fill(engine.memory.raw, at(3), 7, BYTES, recorded.raw))?;
+    call!(nvb_graph_end(small.raw, recorded.raw))?;
+    launch(engine, &small, &other, at(3))?;
+
     let mut graph = Handle::new(nvb_graph_destroy);
     call!(nvb_graph_create(engine.backend.raw, &mut graph.raw))?;
     let before = books();
@@ -53,7 +61,9 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
     // The graph keeps what it needs of these.
     drop((weight, cache, attention, recorded));
 
+    call!(nvb_graph_share_workspace(graph.raw, small.raw))?;
     launch(engine, &graph, &other, at(3))?;
+    launch(engine, &small, &other, at(3))?;
     let once = books();
     launch(engine, &graph, &other, at(3))?;
     let twice = books();
@@ -63,11 +73,13 @@ pub fn run(engine: &Engine) -> Result<(), Failure> {
     if sleep_and_wake(engine)? {
         launch(engine, &graph, &other, at(3))?;
     }
+    drop(small);
+    launch(engine, &graph, &other, at(3))?;
     let mut info: nvb_graph_info = versioned();
     call!(nvb_graph_get_info(graph.raw, &mut info))?;
-    match info.nodes {
-        4 => Ok(()),
-        nodes => Err(wrong("nvb_graph_get_info", format!("{nodes} nodes"))),
+    match (info.nodes, info.workspace_graphs) {
+        (4, 1) => Ok(()),
+        _ => Err(wrong("nvb_graph_get_info", format!("{} nodes, {} graphs", info.nodes, info.workspace_graphs))),
     }
 }
 

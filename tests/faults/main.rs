@@ -12,6 +12,7 @@ mod described;
 mod driver;
 mod engine;
 mod fake;
+mod graph_order;
 mod graphs;
 mod invariance;
 mod kernels;
@@ -35,7 +36,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 34] = [
+const CHECKS: [(&str, Check); 36] = [
     ("plans", plans::products),
     ("attention_plans", attention_plans::attention),
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
@@ -68,6 +69,8 @@ const CHECKS: [(&str, Check); 34] = [
     ("waits_for_all_work", all_work::threads),
     ("stream_priorities", streams::priorities),
     ("busy_streams", streams::busy_streams),
+    ("order_of_graphs", graph_order::launches),
+    ("captured_graphs", graph_order::captured),
     ("unmeasured_calls", profiling::unmeasured),
     ("page_locked_node", numa::page_locked),
 ];

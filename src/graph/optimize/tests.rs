@@ -1,5 +1,6 @@
 use super::*;
 use crate::cpu::CpuExecutor;
+use crate::executor::Executor;
 use crate::graph::passes::ALL;
 use crate::graph::Graph;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
@@ -14,7 +15,7 @@ struct World {
 /// A graph that makes twice `x` of it, and then `y` of that by a factor of 3.
 fn world(x: &mut [f32; 8], y: &mut [f32; 8]) -> World {
     let executor: Arc<dyn Executor> = Arc::new(CpuExecutor::new(1).unwrap());
-    let (stream, graph) = (Arc::new(Stream::new(&executor, 0).unwrap()), Graph::new(&executor));
+    let (stream, graph) = (Arc::new(Stream::new(&executor, 0).unwrap()), Graph::on(&executor));
     graph.begin(&stream).unwrap();
     let (x, y) = (Tensor::of(x, &[1, 8]), Tensor::of(y, &[1, 8]));
     for (kind, second, output) in [(ElementwiseKind::Add, Some(x), x), (ElementwiseKind::Scale(3.0), None, y)] {

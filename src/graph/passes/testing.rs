@@ -4,10 +4,13 @@
 use crate::cpu::CpuExecutor;
 use crate::device::{CopyKind, RawHandle};
 use crate::executor::Executor;
+use crate::graph::fingerprint;
 use crate::graph::optimize::{Level, Optimized, Options, Subject};
 use crate::graph::passes::ALL;
 use crate::graph::region::Ranges;
+use crate::graph::workspace::Workspace;
 use crate::graph::Recorded;
+use crate::memory::{MemoryManager, MemoryOptions};
 use crate::operation::access::Extent;
 use crate::operation::elementwise::{Elementwise, ElementwiseKind};
 use crate::operation::embedding::Embedding;
@@ -229,7 +232,9 @@ impl Case {
         let operations = self.operations.iter().map(|op| (op.clone(), None)).collect();
         let recorded = Arc::new(Recorded::new(operations).unwrap());
         let internal = Ranges::of(self.internal.clone());
-        let subject = Subject { recorded: &recorded, internal: &internal, executor: &self.executor, passes: ALL };
+        let memory = MemoryManager::new(self.executor.clone(), MemoryOptions::default()).unwrap();
+        let workspace = Workspace::new(&self.executor, &Arc::new(memory));
+        let subject = Subject { recorded: &recorded, internal: &internal, workspace: &workspace, passes: ALL };
         let options = Options {
             enabled: passes.split(',').map(str::to_string).collect(),
             // No error of an approximate rewrite exceeds it.
@@ -238,6 +243,12 @@ impl Case {
         };
         let stream = Stream::new(&self.executor, 0).unwrap();
         subject.optimize(&options, &stream).unwrap()
+    }
+
+    pub fn fingerprint(&self) -> u64 {
+        let operations = self.operations.iter().map(|op| (op.clone(), None)).collect();
+        let recorded = Recorded::new(operations).unwrap();
+        fingerprint::of(&recorded.nodes, &Ranges::of(self.internal.clone())).unwrap()
     }
 
     /// What the list leaves in the matrices, which then have again what they had.
