@@ -172,6 +172,13 @@ impl Operation {
                 each.read([&mut op.input]);
                 each.write([&mut op.output]);
             }
+            Operation::ConvertHeads(op) => {
+                each.read([&mut op.input]);
+                if let Some(scales) = &mut op.scales {
+                    (each.0)(&mut scales.tensor.data, scales.written);
+                }
+                each.write([&mut op.output]);
+            }
             Operation::Elementwise(op) => {
                 each.read([&mut op.input]);
                 each.read(&mut op.second);
