@@ -117,6 +117,10 @@ struct nvb_attention_prefill_params {
   int32_t max_query_count;  // rows of a sequence
   int32_t max_kv_length;
   int32_t chunk;  // 0 = none
+  // The visible keys of each tile of rows are divided into as many parts; part i writes output and lse i * part_rows
+  // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
+  int32_t parts;
+  int32_t part_rows;
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -245,6 +249,9 @@ struct nvb_attention_decode_params {
 // How a prefill kernel divides its work.
 struct nvb_attention_prefill_shape {
   int32_t rows;  // query rows of a block; 0: the kernel lays out its blocks itself
+  // Rows and keys of a tile of a kernel that divides the keys of a tile into parts; 0: it does not.
+  int32_t tile_rows;
+  int32_t tile_keys;
 };
 
 // How a decode kernel divides its work: what a plan is made from.
