@@ -18,7 +18,7 @@ SharedClass shared_class(int capability) {
 
 bool are_valid(const nvb_attention_prefill_params& p) {
   if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
-      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
+      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0 && p.mask_dtype != NVB_I32)) {
     return false;
   }
   const bool on_device = has_device_lengths(p);

@@ -33,6 +33,7 @@ pub(super) struct Sequence {
     kv_start: i32,
     kv_length: i32,
     pub first_block: i32,
+    prefix: i32,
 }
 
 /// `nvb_attention_prefill_params` of csrc/attention/attention.h.
@@ -49,6 +50,7 @@ pub(super) struct PrefillParams {
     mask: *const c_void,
     sinks: *const c_void,
     slopes: *const c_void,
+    tree_parents: *const c_void,
     pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
@@ -354,6 +356,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
         sinks: vector_of(op.terms.sinks),
         slopes: vector_of(op.terms.slopes),
+        tree_parents: vector_of(op.tree.map(|tree| tree.parents)),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
@@ -413,6 +416,7 @@ impl PrefillParams {
                 kv_start: span.kv_start as i32,
                 kv_length: span.kv_length as i32,
                 first_block: 0,
+                prefix: span.prefix as i32,
             };
         }
         self.sequences = spans.len() as i32;
