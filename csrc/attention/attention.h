@@ -9,6 +9,8 @@
 // visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
 // read.
 //
+// A prefix of P keys replaces k <= q by k <= max(q, P - 1) and the window by |q - k| < window.
+//
 // With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
 // capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.
 // The tables of kernels say which take a chunk, slopes and sinks.
@@ -46,6 +48,7 @@ struct nvb_attention_sequence {
   int32_t kv_start;     // in key and value; where there are pages, the row of the page table
   int32_t kv_length;    // valid keys
   int32_t first_block;  // of the launch: the blocks of the sequences before it, query_heads a tile of rows
+  int32_t prefix;       // keys from the first on that the causal mask hides from no row
 };
 
 // Prefill: many query rows a sequence. The tensor-core kernels take capability >= 8.0, keys and values of F16 or BF16,
@@ -70,10 +73,15 @@ struct nvb_attention_prefill_params {
   const float* key_scale;
   const float* value_scale;
   // Row i of a sequence and query head h meet key k at
-  // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
+  // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none. Of I32 the last
+  // term is the word k / 32, whose bit k % 32 is 1 where the row sees the key.
   const void* mask;
-  const float* sinks;           // [query_heads]; null: none
-  const float* slopes;          // as sinks
+  const float* sinks;   // [query_heads]; null: none
+  const float* slopes;  // as sinks
+  // Row i of a sequence follows its row tree_parents[start * lse_sequence_stride + i], which is below i, or none. It
+  // sees, of the keys kv_length - query_count + j, those of the rows j that it comes from, itself included, and stands
+  // as many keys behind the tree's first as there are of them before it. Up to 64 rows a sequence; null: no tree.
+  const int32_t* tree_parents;
   const int32_t* query_starts;  // [sequences + 1], rows
   const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
   const int32_t* kv_lengths;    // [sequences]
@@ -97,7 +105,7 @@ struct nvb_attention_prefill_params {
   uint32_t query_dtype;
   uint32_t kv_dtype;
   uint32_t output_dtype;
-  uint32_t mask_dtype;         // any float dtype
+  uint32_t mask_dtype;         // any float dtype, or I32
   int32_t query_scale_stride;  // 0 (one of the tensor) or 1 (one a KV head), as the other two
   int32_t key_scale_stride;
   int32_t value_scale_stride;
@@ -117,6 +125,10 @@ struct nvb_attention_prefill_params {
   int32_t max_query_count;  // rows of a sequence
   int32_t max_kv_length;
   int32_t chunk;  // 0 = none
+  // The visible keys of each tile of rows are divided into as many parts; part i writes output and lse i * part_rows
+  // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
+  int32_t parts;
+  int32_t part_rows;
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -245,6 +257,9 @@ struct nvb_attention_decode_params {
 // How a prefill kernel divides its work.
 struct nvb_attention_prefill_shape {
   int32_t rows;  // query rows of a block; 0: the kernel lays out its blocks itself
+  // Rows and keys of a tile of a kernel that divides the keys of a tile into parts; 0: it does not.
+  int32_t tile_rows;
+  int32_t tile_keys;
 };
 
 // How a decode kernel divides its work: what a plan is made from.

@@ -18,7 +18,7 @@ SharedClass shared_class(int capability) {
 
 bool are_valid(const nvb_attention_prefill_params& p) {
   if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
-      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
+      (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0 && p.mask_dtype != NVB_I32)) {
     return false;
   }
   const bool on_device = has_device_lengths(p);
@@ -67,14 +67,16 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
 }
 
 bool prefill_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch, nvb_attention_prefill_shape& shape) {
+  shape = {};
   shape.rows = with_prefill_tile<__half>(p.head_dim, shared_class(launch.capability),
                                          [](auto tile) { return decltype(tile)::kRows; });
-  return supports_mma(p, launch);
+  return p.parts <= 1 && supports_mma(p, launch);
 }
 
-bool prefill_simt(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape& shape) {
+bool prefill_simt(const nvb_attention_prefill_params& p, const nvb_launch&, nvb_attention_prefill_shape& shape) {
+  shape = {};
   shape.rows = kPrefillSimtRows;
-  return true;
+  return p.parts <= 1;
 }
 
 cudaError_t launch_mma(const PrefillArguments& arguments, int blocks, const nvb_launch& launch) {
@@ -88,8 +90,7 @@ cudaError_t launch_simt(const PrefillArguments& arguments, int blocks, const nvb
 
 bool prefill_wgmma(const nvb_attention_prefill_params& p, const nvb_launch& launch,
                    nvb_attention_prefill_shape& shape) {
-  shape.rows = 0;
-  return nvb_cuda_attention_prefill_wgmma_supports(&p, &launch) != 0;
+  return nvb_cuda_attention_prefill_wgmma_supports(&p, &launch, &shape) != 0;
 }
 
 cudaError_t launch_wgmma(const PrefillArguments& arguments, int, const nvb_launch& launch) {
@@ -97,8 +98,8 @@ cudaError_t launch_wgmma(const PrefillArguments& arguments, int, const nvb_launc
 }
 
 bool prefill_fp8(const nvb_attention_prefill_params& p, const nvb_launch& launch, nvb_attention_prefill_shape& shape) {
-  shape.rows = 0;
-  return nvb_cuda_attention_prefill_fp8_supports(&p, &launch) != 0;
+  shape = {};
+  return p.parts <= 1 && nvb_cuda_attention_prefill_fp8_supports(&p, &launch) != 0;
 }
 
 cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch& launch) {

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "attention_head_terms.cuh"
 #include "attention_prefill_lengths.cuh"
+#include "attention_tree.cuh"
 #include "softmax.cuh"
 
 namespace nvb {
@@ -79,16 +80,26 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   return PrefillBlock{sequence, head, (arguments.tiles - 1 - static_cast<int>(blockIdx.y)) * rows_per_tile};
 }
 
-// Whether heads or a chunk change the softmax.
+// Whether heads, a chunk, a tree or a prefix change the softmax.
 inline bool has_terms(const nvb_attention_prefill_params& p) {
-  return p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0;
+  if (p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0 || p.tree_parents != nullptr) return true;
+  if (has_device_lengths(p)) return false;
+  for (int i = 0; i < p.sequences; ++i) {
+    if (p.sequence[i].prefix > 0) return true;
+  }
+  return false;
 }
 
-// The keys that the query at `position` sees of a sequence of kv_length keys. Both ends grow with the position. Without
-// Terms there is no chunk.
+// The keys that the query at `position` sees of a sequence of kv_length keys, of which the first `prefix` are behind no
+// causal mask. Both ends grow with the position. Without Terms there is no chunk and no prefix.
 template <bool Terms>
-__device__ __forceinline__ KeyRange visible_keys(const nvb_attention_prefill_params& p, int kv_length, int position) {
+__device__ __forceinline__ KeyRange visible_keys(const nvb_attention_prefill_params& p, int kv_length, int prefix,
+                                                 int position) {
   KeyRange range = visible_keys(position, kv_length, p.causal, p.window);
+  if (Terms && p.causal && position < prefix) {
+    range.last = min(prefix, kv_length) - 1;
+    if (p.window > 0) range.last = min(range.last, position + p.window - 1);
+  }
   if (Terms && p.chunk > 0) {
     // No chunk begins before key 0. Its end may pass the largest length.
     const int first = position < 0 ? 0 : position / p.chunk * p.chunk;
@@ -122,6 +133,12 @@ __device__ __forceinline__ int64_t mask_offset(const nvb_attention_prefill_param
                                                int row) {
   return sequence.query_start * p.mask_sequence_stride + (block.first_row + row) * p.mask_row_stride +
          block.head * p.mask_head_stride;
+}
+
+// The parents of the sequence's rows.
+__device__ __forceinline__ const int32_t* tree_of(const nvb_attention_prefill_params& p,
+                                                  const nvb_attention_sequence& sequence) {
+  return p.tree_parents + sequence.query_start * p.lse_sequence_stride;
 }
 
 // The sequence's row of the page table.

@@ -40,7 +40,7 @@ __device__ __forceinline__ RowRange device_keys(const nvb_attention_prefill_para
 __device__ __forceinline__ nvb_attention_sequence prefill_sequence(const nvb_attention_prefill_params& p, int number) {
   if (!has_device_lengths(p)) return p.sequence[number];
   const RowRange rows = device_rows(p, number), keys = device_keys(p, number);
-  return {rows.start, rows.count, keys.start, keys.count, 0};
+  return {rows.start, rows.count, keys.start, keys.count, 0, 0};
 }
 
 // Finds the sequence that has the tile of this number, of all tiles of `rows_per_tile` query rows of the sequences in

@@ -1,5 +1,6 @@
 // Prefill attention in f32 on the ordinary cores: all that attention.h has, at any alignment, on every device. It
-// serves F32 tensors, capability 7.5, odd shapes, and options that no faster kernel has.
+// serves F32 tensors, capability 7.5, odd shapes, and options that no faster kernel has. Tiles of which bits of a mask
+// show no row anything are left out.
 //
 // A block of 16 x 16 threads takes 64 query rows of one head and walks the keys in tiles of 64. A thread owns a 4 x 4
 // patch of S and, in each chunk of 64 output columns, a 4 x 4 patch of O.
@@ -129,8 +130,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   const nvb_attention_sequence sequence = prefill_sequence(p, block.sequence);
   const int rows = min(kRows, sequence.query_count - block.first_row);
   const int position = sequence.kv_length - sequence.query_count + block.first_row;
-  const int first_key = visible_keys<true>(p, sequence.kv_length, position).first;
-  const int last_key = visible_keys<true>(p, sequence.kv_length, position + rows - 1).last;
+  // The rows of a tree stand at the first one's position or behind it.
+  const int trunk = sequence.kv_length - sequence.query_count;
+  const int nearest = p.tree_parents != nullptr ? trunk : position;
+  const int first_key = visible_keys<true>(p, sequence.kv_length, sequence.prefix, nearest).first;
+  const int last_key = visible_keys<true>(p, sequence.kv_length, sequence.prefix, position + rows - 1).last;
 
   const int x = threadIdx.x % 16;
   const int y = threadIdx.x / 16;
@@ -157,8 +161,21 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < 4; ++i) maximum[i] = -CUDART_INF_F;
 
+  const bool has_bits = p.mask != nullptr && p.mask_dtype == NVB_I32;
   for (int tile_key = first_key; tile_key <= last_key; tile_key += kKeys) {
     const int valid_keys = last_key + 1 - tile_key;
+    // A tile of whose keys no row sees one is left out. Its keys lie in up to three words, and words past that of the
+    // last key need not be there.
+    if (has_bits) {
+      constexpr int kWords = kKeys / 32 + 1;
+      bool any = false;
+      for (int i = threadIdx.x; i < rows * kWords; i += kThreads) {
+        const int word = tile_key / 32 + i % kWords;
+        if (word > min(tile_key + kKeys - 1, last_key) / 32) continue;
+        any |= static_cast<const uint32_t*>(p.mask)[mask_offset(p, sequence, block, i / kWords) + word] != 0;
+      }
+      if (!__syncthreads_or(any)) continue;
+    }
     // Of a tile's places the last are read behind the barrier after which these are written.
     if (placed) {
       __syncthreads();
@@ -186,7 +203,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     float rescale[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const KeyRange range = visible_keys<true>(p, sequence.kv_length, position + 4 * y + i);
+      KeyRange range = visible_keys<true>(p, sequence.kv_length, sequence.prefix, position + 4 * y + i);
+      uint64_t seen = ~uint64_t{0};
+      if (p.tree_parents != nullptr && 4 * y + i < rows && (p.window > 0 || tile_key + kKeys > trunk)) {
+        seen = tree_ancestors(tree_of(p, sequence), block.first_row + 4 * y + i);
+        range.first = visible_keys<true>(p, sequence.kv_length, 0, trunk + __popcll(seen) - 1).first;
+      }
       // Rows past the last are masked by nothing, and stored nowhere.
       const int64_t bias = p.mask != nullptr && 4 * y + i < rows ? mask_offset(p, sequence, block, 4 * y + i) : -1;
 #pragma unroll
@@ -195,8 +217,16 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
         s -= slope * fabsf(static_cast<float>(position + 4 * y + i - key));
-        if (bias >= 0 && key <= range.last) s += load_element(p.mask, p.mask_dtype, bias + key);
-        score[i][j] = key < range.first || key > range.last ? -CUDART_INF_F : s * kLog2E;
+        bool hidden = key < range.first || key > range.last;
+        if (bias >= 0 && key <= range.last) {
+          if (has_bits) {
+            hidden |= (static_cast<const uint32_t*>(p.mask)[bias + key / 32] >> (key % 32) & 1u) == 0;
+          } else {
+            s += load_element(p.mask, p.mask_dtype, bias + key);
+          }
+        }
+        if (key >= trunk && key - trunk < kMaxTreeRows) hidden |= (seen >> (key - trunk) & 1u) == 0;
+        score[i][j] = hidden ? -CUDART_INF_F : s * kLog2E;
       }
       float most = fmaxf(fmaxf(score[i][0], score[i][1]), fmaxf(score[i][2], score[i][3]));
       most = fmaxf(maximum[i], warp_max<16>(most));

@@ -98,6 +98,10 @@ pub struct nvb_attention_prefill_args {
     /// are all hidden gives output 0 and lse −inf. Causal mask and window hold as well. Dense [B or 1, query_heads or 1, N or 1,
     /// at least M], ragged [1, query_heads or 1, T or 1, at least the longest sequence's keys]; leading axes of 1 may be left
     /// out, and strides may be 0. Read when the stream gets there.
+    ///
+    /// Or I32, a bit a key: of the same shape with words of 32 keys as the last axis, where bit k mod 32 of word ⌊k / 32⌋ is 1 if the
+    /// row sees key k. Tiles that no row sees anything of are left out. Packed training sequences, several documents in one row, need
+    /// no mask: they are ragged sequences, whose `query_starts` and `key_starts` are where the documents begin.
     pub mask: nvb_tensor,
     /// Optional, F32 [1] or [kv_heads] in device memory, for queries in FP8: (query · scale) is what a query element counts, of
     /// each head that reads the key/value head. Absent: 1. Whoever rounds to FP8 computes the scale before, usually
@@ -130,8 +134,19 @@ pub struct nvb_attention_prefill_args {
     pub sinks: nvb_tensor,
     /// Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
     pub alibi_slopes: nvb_tensor,
+    /// Optional, host memory, `sequence_count` or B entries: the first so many keys of a sequence are seen by all of its rows,
+    /// whatever the causal mask says (PrefixLM: a prompt or an image that is read both ways). A window is then |q − k| < window. Excludes
+    /// lengths in device memory and a bidirectional attention.
+    pub prefix_lengths: *const i32,
+    /// Optional, I32 [T], dense [B, N], in device memory, contiguous: the rows of a sequence are a tree of up to 64 draft tokens that
+    /// are to be verified. Entry j of a sequence of n rows is the number of the row, 0 to j − 1, that its row j follows, or −1; other
+    /// numbers count as −1. Row j, whose key is key L − n + j, sees the L − n keys before the tree, itself and the rows that it comes
+    /// from. A row with d such rows stands at position L − n + d: there its query and key are to be rotated before the append, which
+    /// `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, slopes and `prefix_lengths`
+    /// (`NVB_ERROR_ATTENTION`).
+    pub tree_parents: nvb_tensor,
 }
-versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
+versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts, prefix_lengths });
 
 /// A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 #[repr(C)]
@@ -256,8 +271,9 @@ pub unsafe extern "C" fn nvb_attention_destroy(attention: *mut nvb_attention) ->
 }
 
 /// Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
-/// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
-/// allocate; may be captured with the host arrays as they are then.
+/// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise;
+/// may be captured with the host arrays as they are then. On CUDA the keys of few query rows are divided among the multiprocessors,
+/// for which the first such call with more rows or parts may allocate workspace (`nvb_attention_prefill_get_workspace_size`).
 /// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
 /// score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
@@ -301,7 +317,30 @@ pub(super) unsafe fn prefill_of(
         scales("value_scale", &args.value_scale)?,
     )?;
     let op = op.with_head_terms(scales("sinks", &args.sinks)?, scales("alibi_slopes", &args.alibi_slopes)?)?;
+    // SAFETY: the caller's contract.
+    let op = unsafe { with_prefixes(op, args, count)? };
+    let op = op.with_tree(reading.optional("tree_parents", &args.tree_parents)?)?;
     Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
+}
+
+/// # Safety
+/// As of `prefill_of`.
+unsafe fn with_prefixes(
+    op: AttentionPrefill,
+    args: &nvb_attention_prefill_args,
+    count: usize,
+) -> Result<AttentionPrefill> {
+    if args.prefix_lengths.is_null() {
+        return Ok(op);
+    }
+    let starts = if args.query_starts.is_null() { 0 } else { count + 1 };
+    let count = if args.query_starts.is_null() { op.blocks } else { count };
+    // SAFETY: the caller's contract; starts were read before.
+    unsafe {
+        let prefixes = slice("prefix_lengths", args.prefix_lengths, count)?;
+        let starts = if starts == 0 { &[] } else { slice("query_starts", args.query_starts, starts)? };
+        op.with_prefixes(prefixes, starts)
+    }
 }
 
 /// As `prefill_of`, without mask and scales.

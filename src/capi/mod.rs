@@ -17,6 +17,7 @@ pub mod backend;
 pub mod backend_options;
 pub mod block_rows;
 pub mod configuration;
+pub mod convert_heads;
 pub mod device;
 pub mod environment;
 pub mod event;

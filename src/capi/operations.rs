@@ -56,8 +56,9 @@ pub const NVB_OPERATION_BLOCK_ROWS: u32 = 22;
 pub const NVB_OPERATION_SORT_ROWS: u32 = 23;
 pub const NVB_OPERATION_SUM_ROWS: u32 = 24;
 pub const NVB_OPERATION_L2_NORM: u32 = 25;
+pub const NVB_OPERATION_CONVERT_HEADS: u32 = 26;
 /// The operations of this header; a later library may have more.
-pub const NVB_OPERATION_COUNT: u32 = 26;
+pub const NVB_OPERATION_COUNT: u32 = 27;
 
 /// `layout`: [N, C, …], as PyTorch has images.
 pub const NVB_LAYOUT_NCHW: u32 = 0;

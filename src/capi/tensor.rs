@@ -15,7 +15,8 @@ pub const NVB_DTYPE_F16: u32 = 2;
 pub const NVB_DTYPE_BF16: u32 = 3;
 /// `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 pub const NVB_DTYPE_I32: u32 = 4;
-/// FP8 E4M3 (OCP, without infinities; largest 448): keys and values in a cache, which have scales; no operation's tensor.
+/// FP8 E4M3 (OCP, without infinities; largest 448): queries, keys and values of attention, which have scales. `nvb_convert_heads`
+/// writes them; no other operation takes them.
 pub const NVB_DTYPE_FP8_E4M3: u32 = 5;
 /// FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
 pub const NVB_DTYPE_FP8_E5M2: u32 = 6;

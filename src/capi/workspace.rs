@@ -1,6 +1,8 @@
 //! Workspace that the caller owns: how much an operation needs, and a stream's block of it.
 
-use super::attention::{decode_of, nvb_attention, nvb_attention_decode_args, ATTENTIONS};
+use super::attention::{
+    decode_of, nvb_attention, nvb_attention_decode_args, nvb_attention_prefill_args, prefill_of, ATTENTIONS,
+};
 use super::kv_cache::layer_of;
 use super::operations::{linear_of, nvb_linear_args};
 use super::prelude::*;
@@ -99,8 +101,28 @@ pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
     })
 }
 
+/// Writes the bytes of workspace that `nvb_attention_prefill` takes with these arguments; see `nvb_linear_get_workspace_size`. Few
+/// tiles of query rows over many keys take some, for partial results; on a stream whose workspace is smaller the call runs all the
+/// same, without dividing the keys.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_attention_prefill_get_workspace_size(
+    attention: *const nvb_attention,
+    args: *const nvb_attention_prefill_args,
+    bytes: *mut usize,
+) -> nvb_status {
+    guard!(nvb_attention_prefill_get_workspace_size, {
+        let object = ATTENTIONS.get(attention)?;
+        expect_out("bytes", bytes)?;
+        // SAFETY: a struct with its size set and host arrays of these lengths, by the header's contract.
+        let (op, _cache) = unsafe { prefill_of(Reading::Shape, &object, &read(args)?)? };
+        let needed = object.backend.executor().plan(&op.into())?.workspace;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("bytes", bytes, needed) }
+    })
+}
+
 /// Writes the bytes of workspace that `nvb_attention_decode` needs with these arguments; see
-/// `nvb_linear_get_workspace_size`. `nvb_attention_prefill` needs none.
+/// `nvb_linear_get_workspace_size`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_attention_decode_get_workspace_size(
     attention: *const nvb_attention,

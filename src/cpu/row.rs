@@ -117,6 +117,14 @@ impl Row {
         with_float!(self.dtype, T => self.data.cast::<T>().add(at).write(T::from_f32(value)))
     }
 
+    /// Of any type that attention reads.
+    ///
+    /// # Safety
+    /// The element is writable.
+    pub unsafe fn set_kv_element(self, at: usize, value: f32) {
+        with_kv!(self.dtype, T => self.data.cast::<T>().add(at).write(T::from_f32(value)))
+    }
+
     /// # Safety
     /// The element is writable.
     pub unsafe fn set(self, at: usize, value: f64) {

@@ -1,6 +1,7 @@
 //! `attention` on CUDA: the launchers of csrc/attention, by the plans of `attention_plan`.
 
-use super::attention_plan::{DecodePlan, PrefillPlan};
+use super::attention_merge;
+use super::attention_plan::{covered_rows, partial_bytes, DecodePlan, PrefillPlan};
 use super::attention_prefix;
 use super::executor::CudaExecutor;
 use super::kernel_table::row;
@@ -11,10 +12,11 @@ use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, DeviceLengths, SequenceSpan};
+use crate::operation::attention_merge::AttentionMerge;
 use crate::operation::rope::Rotation;
 use crate::operation::Operation;
 use crate::registry::KernelId;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Heads, Tensor};
 use std::ffi::c_void;
 
 /// `NVB_ATTENTION_MAX_SEQUENCES` of csrc/attention/attention.h.
@@ -31,6 +33,7 @@ pub(super) struct Sequence {
     kv_start: i32,
     kv_length: i32,
     pub first_block: i32,
+    prefix: i32,
 }
 
 /// `nvb_attention_prefill_params` of csrc/attention/attention.h.
@@ -47,6 +50,7 @@ pub(super) struct PrefillParams {
     mask: *const c_void,
     sinks: *const c_void,
     slopes: *const c_void,
+    tree_parents: *const c_void,
     pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
@@ -89,6 +93,8 @@ pub(super) struct PrefillParams {
     pub max_query_count: i32,
     max_kv_length: i32,
     chunk: i32,
+    pub parts: i32,
+    pub part_rows: i32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -240,6 +246,12 @@ pub(super) fn with(executor: &CudaExecutor, op: &Operation, kernel: KernelId, st
     }
 }
 
+/// The bytes of a workspace for the prefill. The context is current.
+pub(super) fn prefill_workspace_bytes(executor: &CudaExecutor, op: &AttentionPrefill) -> usize {
+    let plan = PrefillPlan::of(executor, op, &mut prefill_params(op));
+    plan.map_or(Workspace::none(), |plan| plan.workspace(op)).total()
+}
+
 /// The context is current.
 pub(super) fn launch_prefill(
     executor: &CudaExecutor,
@@ -248,6 +260,9 @@ pub(super) fn launch_prefill(
     mut params: PrefillParams,
     stream: RawHandle,
 ) -> Result<()> {
+    if plan.parts > 1 && launch_parts(executor, op, plan, &mut params, stream)? {
+        return Ok(());
+    }
     let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
     if op.lengths.is_some() {
@@ -263,6 +278,58 @@ pub(super) fn launch_prefill(
         executor.check_launch(code, "attention prefill")?;
     }
     Ok(())
+}
+
+/// The prefill with its keys in parts, and their merge; false where the workspace that the caller has set is too small for it.
+fn launch_parts(
+    executor: &CudaExecutor,
+    op: &AttentionPrefill,
+    plan: &PrefillPlan,
+    params: &mut PrefillParams,
+    stream: RawHandle,
+) -> Result<bool> {
+    let Some(rows) = covered_rows(op) else { return Ok(false) };
+    let AttentionConfig { query_heads: heads, value_dim, .. } = op.config;
+    let workspace = plan.workspace(op);
+    let scratch = executor.scratch(stream);
+    let Ok(mut scratch) = scratch.lock(executor, stream, || workspace) else { return Ok(false) };
+    let outputs = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
+    let lses = outputs.wrapping_byte_add(partial_bytes(op, plan.parts)[0]);
+    let outputs = Tensor::new(outputs, DType::F32, &[plan.parts, rows.len(), heads, value_dim]);
+    let lses = Tensor::new(lses, DType::F32, &[plan.parts, rows.len(), heads]);
+
+    // Rows are numbered as those of the query are, so the first of a part lies before the workspace unless it is row 0.
+    let of_row =
+        |tensor: &Tensor, row: usize| tensor.data.wrapping_byte_sub(row * tensor.strides[1] * size_of::<f32>());
+    let step = op.starts.query / op.query.token_stride;
+    let mut partial = PrefillParams {
+        output: of_row(&outputs, rows.start),
+        lse: of_row(&lses, rows.start),
+        output_dtype: DType::F32 as u32,
+        output_sequence_stride: (step * heads * value_dim) as i64,
+        output_token_stride: (heads * value_dim) as i64,
+        output_head_stride: value_dim as i64,
+        lse_sequence_stride: step as i64,
+        parts: plan.parts as i32,
+        part_rows: rows.len() as i32,
+        heads_per_group: plan.heads_per_group,
+        ..*params
+    };
+    plan.arrange(&mut partial, &op.sequences)?;
+    // SAFETY: the descriptor was validated, the plan is of it, the workspace is as large as planned, and the context is current.
+    let code =
+        unsafe { nvb_cuda_attention_prefill_launch(plan.row, &partial, 0, &executor.launch_attention_on(stream)) };
+    executor.check_launch(code, "attention prefill")?;
+
+    let row_bytes = op.output.token_stride * op.output.dtype.size();
+    let output =
+        Heads { data: op.output.data.wrapping_byte_add(rows.start * row_bytes), tokens: rows.len(), ..op.output };
+    let lse = op.lse.map(|lse| {
+        let data = lse.data.wrapping_byte_add(rows.start * heads * size_of::<f32>());
+        Tensor::new(data, DType::F32, &[rows.len(), heads])
+    });
+    attention_merge::run(executor, &AttentionMerge { outputs, lses, output, lse }, stream)?;
+    Ok(true)
 }
 
 pub(super) fn no_kernel(config: &AttentionConfig) -> Error {
@@ -289,6 +356,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
         sinks: vector_of(op.terms.sinks),
         slopes: vector_of(op.terms.slopes),
+        tree_parents: vector_of(op.tree.map(|tree| tree.parents)),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
@@ -331,6 +399,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         max_query_count: bound(|lengths| lengths.max_rows),
         max_kv_length: bound(|lengths| lengths.max_kv_length),
         chunk: op.config.chunk as i32,
+        parts: 1,
+        part_rows: 0,
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
@@ -346,6 +416,7 @@ impl PrefillParams {
                 kv_start: span.kv_start as i32,
                 kv_length: span.kv_length as i32,
                 first_block: 0,
+                prefix: span.prefix as i32,
             };
         }
         self.sequences = spans.len() as i32;

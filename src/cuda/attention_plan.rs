@@ -9,7 +9,7 @@ use super::attention::{decode_params, prefill_params, DecodeParams, DecodeRopePa
 use super::executor::CudaExecutor;
 use super::kernel_table::{kernel, row};
 use super::launch::Launch;
-use super::scratch::WorkspaceUse;
+use super::scratch::{WorkspaceUse, ALIGNMENT};
 use super::workspace::Workspace;
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
@@ -19,6 +19,7 @@ use crate::operation::{Operation, OperationKind};
 use crate::registry::attention_key::AttentionKey;
 use crate::registry::{Family, KernelId};
 use std::cmp::Reverse;
+use std::ops::Range;
 
 /// `NVB_ATTENTION_MAX_SPLITS` of csrc/attention/attention.h.
 const MAX_SPLITS: usize = 256;
@@ -32,6 +33,8 @@ const DECODE_COUNTERS: usize = 17;
 #[derive(Clone, Copy, Default)]
 struct PrefillShape {
     rows: i32,
+    tile_rows: i32,
+    tile_keys: i32,
 }
 
 /// `nvb_attention_decode_shape` of csrc/attention/attention.h.
@@ -104,6 +107,8 @@ pub(super) struct PrefillPlan {
     pub rows: usize,
     /// Query heads whose keys and values fit L2 together, so that blocks which run side by side find them there.
     pub heads_per_group: i32,
+    /// Of the keys of each tile of rows, which are merged afterwards.
+    pub parts: usize,
 }
 
 impl PrefillPlan {
@@ -138,7 +143,21 @@ impl PrefillPlan {
         };
         let row = rows.into_iter().find(|&row| supports(row))?;
         let rows = shape.rows as usize;
-        Some(PrefillPlan { row, rows, heads_per_group: heads_per_group(op, launch.l2_bytes as usize) as i32 })
+        let parts = if executor.batch_invariant { 1 } else { parts(op, &shape, &launch) };
+        Some(PrefillPlan { row, rows, heads_per_group: heads_per_group(op, launch.l2_bytes as usize) as i32, parts })
+    }
+
+    /// With the keys of each tile of rows in one piece.
+    pub fn whole(self) -> PrefillPlan {
+        PrefillPlan { parts: 1, ..self }
+    }
+
+    /// The parts' outputs and sums.
+    pub fn workspace(&self, op: &AttentionPrefill) -> Workspace {
+        match self.parts {
+            1 => Workspace::none(),
+            parts => Workspace::none().with(WorkspaceUse::Kernel, partial_bytes(op, parts).iter().sum()),
+        }
     }
 
     /// Writes the table of the sequences, those with the most work first because blocks start in its order, and gives the
@@ -182,6 +201,64 @@ impl PrefillPlan {
 
 fn too_many_blocks() -> Error {
     Error::invalid("an attention prefill of more than 2^31 blocks; divide its sequences among calls")
+}
+
+/// Rows of query and output from the first sequence's first one to the last one's last, where they are all some sequence's.
+pub(super) fn covered_rows(op: &AttentionPrefill) -> Option<Range<usize>> {
+    let step = op.starts.query / op.query.token_stride.max(1);
+    let first = |span: &SequenceSpan| span.query_start * step;
+    let start = op.sequences.iter().map(first).min()?;
+    let end = op.sequences.iter().map(|span| first(span) + span.query_count).max()?;
+    let rows: usize = op.sequences.iter().map(|span| span.query_count).sum();
+    (rows == end - start).then_some(start..end)
+}
+
+/// Bytes of the parts' outputs, and of their sums, each up to where the next may begin.
+pub(super) fn partial_bytes(op: &AttentionPrefill, parts: usize) -> [usize; 2] {
+    let items = parts * covered_rows(op).map_or(0, |rows| rows.len()) * op.config.query_heads;
+    [items * op.config.value_dim, items].map(|floats| (floats * size_of::<f32>()).next_multiple_of(ALIGNMENT))
+}
+
+/// What an H200 takes: floating-point operations of a multiprocessor in a microsecond while it multiplies, a tile's beginning and
+/// end in microseconds, and those of a merge, whose bytes come at the memory's speed.
+const OPERATIONS: f64 = 4.5e6;
+const TILE_ENDS: f64 = 4.0;
+const MERGE: f64 = 5.0;
+const MERGED_BYTES: f64 = 3e6;
+/// Tiles of keys in a part, at least.
+const FEWEST_TILES: usize = 4;
+const MOST_PARTS: usize = 64;
+
+/// Into how many parts the keys of each tile of rows are divided: as many as take the least time by a model of rounds of tiles.
+/// Where tiles fill the device, that is one.
+fn parts(op: &AttentionPrefill, shape: &PrefillShape, launch: &Launch) -> usize {
+    let (multiprocessors, rows, keys) =
+        (launch.multiprocessors as usize, shape.tile_rows as usize, shape.tile_keys as usize);
+    if rows == 0 || op.lengths.is_some() || op.sequences.len() > MAX_SEQUENCES {
+        return 1;
+    }
+    let AttentionConfig { query_heads, head_dim, value_dim, window, .. } = op.config;
+    let tiles: usize = op.sequences.iter().map(|span| span.query_count.div_ceil(rows) * query_heads).sum();
+    if 5 * tiles > 4 * multiprocessors {
+        return 1;
+    }
+    let Some(covered) = covered_rows(op) else { return 1 };
+    let visible = match window {
+        0 => op.longest(),
+        window => op.longest().min(if op.config.causal { window + rows } else { 2 * window + rows }),
+    };
+    let key_tiles = visible.div_ceil(keys);
+    let of_keys = (2 * rows * keys * (head_dim + value_dim)) as f64 / OPERATIONS;
+    let time = |parts: usize| {
+        let rounds = (tiles * parts).div_ceil(multiprocessors) as f64;
+        let merge = match parts {
+            1 => 0.0,
+            _ => MERGE + (2 * parts * covered.len() * query_heads * value_dim * size_of::<f32>()) as f64 / MERGED_BYTES,
+        };
+        rounds * (key_tiles.div_ceil(parts) as f64 * of_keys + TILE_ENDS) + merge
+    };
+    let most = (key_tiles / FEWEST_TILES).clamp(1, MOST_PARTS);
+    (1..=most).min_by(|&a, &b| time(a).total_cmp(&time(b))).unwrap_or(1)
 }
 
 /// The KV heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.

@@ -172,7 +172,7 @@ pub(super) fn decode(
     let over_prefix = plan.prefill(op, prefix, &places)?;
     let mut prefill = prefill_params(&over_prefix);
     let prefill_plan =
-        PrefillPlan::of(executor, &over_prefix, &mut prefill).ok_or_else(|| no_kernel(&over_prefix.config))?;
+        PrefillPlan::of(executor, &over_prefix, &mut prefill).ok_or_else(|| no_kernel(&over_prefix.config))?.whole();
 
     // SAFETY: the descriptor was validated, the workspace is as large as planned, and the context is current.
     executor.check_launch(unsafe { nvb_cuda_attention_prefix_pack(&params, &launch) }, "attention prefix")?;

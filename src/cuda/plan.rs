@@ -45,7 +45,8 @@ fn of_linear(executor: &CudaExecutor, op: &Linear) -> Plan {
 fn of_prefill(executor: &CudaExecutor, op: &AttentionPrefill) -> Plan {
     let plan = PrefillPlan::of(executor, op, &mut prefill_params(op));
     let plan = plan.map(|plan| {
-        let parameters = [(TILE_ROWS, plan.rows), ("heads that share L2", plan.heads_per_group as usize), (SPLITS, 1)];
+        let parameters =
+            [(TILE_ROWS, plan.rows), ("heads that share L2", plan.heads_per_group as usize), (SPLITS, plan.parts)];
         (plan.row, parameters)
     });
     let key = || AttentionKey::of_prefill(op);

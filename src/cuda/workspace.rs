@@ -71,6 +71,7 @@ pub(super) fn bytes(executor: &CudaExecutor, op: &Operation) -> usize {
         Operation::Linear(op) => linear_workspace::bytes(executor, op),
         Operation::GroupedLinear(op) => grouped_linear::workspace(executor, op).total(),
         Operation::Matmul(op) => matmul::workspace(executor, op).total(),
+        Operation::AttentionPrefill(op) => attention::prefill_workspace_bytes(executor, op),
         Operation::AttentionDecode(op) => attention::decode_workspace_bytes(executor, op),
         Operation::Argmax(op) => argmax::workspace(executor, op).total(),
         Operation::Sample(op) => sample::workspace(executor, op).total(),

@@ -36,6 +36,7 @@ use argmax::Argmax;
 use attention::{AttentionDecode, AttentionPrefill};
 use attention_merge::AttentionMerge;
 use block_rows::BlockRows;
+use convert_heads::ConvertHeads;
 use elementwise::Elementwise;
 use embedding::Embedding;
 use gated_activation::GatedActivation;
@@ -166,6 +167,7 @@ operations! {
     SortRows = 23, sort_rows, c"nvbackend::sort_rows";
     SumRows = 24, sum_rows, c"nvbackend::sum_rows";
     L2Norm = 25, l2_norm, c"nvbackend::l2_norm";
+    ConvertHeads = 26, convert_heads, c"nvbackend::convert_heads";
 }
 
 /// The operations that need neither workspace nor a choice of kernel, and have a file of their own by one name in
@@ -177,6 +179,7 @@ macro_rules! plain_operations {
         $then! {
             $($argument)*
             AttentionMerge attention_merge;
+            ConvertHeads convert_heads;
             Elementwise elementwise;
             GatedActivation gated_activation;
             GroupNorm group_norm;

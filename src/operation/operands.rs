@@ -111,6 +111,7 @@ impl Operation {
                 each.read([&mut op.query]);
                 each.read(op.lengths.iter_mut().flat_map(DeviceLengths::tensors_mut));
                 each.read(op.terms.tensors_mut());
+                each.read(op.tree.as_mut().map(|tree| &mut tree.parents));
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }
@@ -170,6 +171,13 @@ impl Operation {
             }
             Operation::L2Norm(op) => {
                 each.read([&mut op.input]);
+                each.write([&mut op.output]);
+            }
+            Operation::ConvertHeads(op) => {
+                each.read([&mut op.input]);
+                if let Some(scales) = &mut op.scales {
+                    (each.0)(&mut scales.tensor.data, scales.written);
+                }
                 each.write([&mut op.output]);
             }
             Operation::Elementwise(op) => {

@@ -103,14 +103,33 @@ fn mask(run: &mut Run, masked: Masked, dtype: DType, extents: [usize; 4]) -> Res
             *value = f64::NEG_INFINITY;
         }
     }
-    let values = rounded(dtype, &values);
-    let shown: &[usize] = if masked == Masked::Plane { &shape[2..] } else { &shape };
-    let tensor = run.tensor(dtype, shown, PLAIN, &values)?;
+    let bits = dtype == DType::I32;
+    let mut stored = shape;
+    let mut elements = rounded(if bits { DType::F32 } else { dtype }, &values);
+    if bits {
+        // What is not hidden counts as it is. Bits behind the last key are set.
+        values.iter_mut().filter(|value| value.is_finite()).for_each(|value| *value = 0.0);
+        elements = values.chunks(shape[3]).flat_map(words).collect();
+        stored[3] = shape[3].div_ceil(32);
+    } else {
+        values.clone_from(&elements);
+    }
+    let shown: &[usize] = if masked == Masked::Plane { &stored[2..] } else { &stored };
+    let tensor = run.tensor(dtype, shown, PLAIN, &elements)?;
     let held = move |b: usize, h: usize, r: usize, k: usize| {
         let at = [b, h, r].iter().zip(shape).fold(0, |at, (i, extent)| at * extent + if extent == 1 { 0 } else { *i });
         values[at * shape[3] + k]
     };
     Ok((Some(tensor), Box::new(held)))
+}
+
+/// A row of a mask as words of bits, in which a key of −∞ is 0.
+pub fn words(row: &[f64]) -> Vec<f64> {
+    let word = |keys: &[f64]| {
+        let hidden = keys.iter().enumerate().filter(|key| *key.1 == f64::NEG_INFINITY);
+        hidden.fold(u32::MAX, |word, (bit, _)| word & !(1 << bit))
+    };
+    row.chunks(32).map(|keys| f64::from(word(keys) as i32)).collect()
 }
 
 fn config(case: &Case) -> Result<AttentionConfig, Failure> {
@@ -237,7 +256,7 @@ fn masks() {
         Masked::Plane,
     ];
     for masked in shapes {
-        for mask_dtype in DType::FLOATS {
+        for mask_dtype in DType::FLOATS.into_iter().chain([DType::I32]) {
             for (causal, window, soft_cap) in [(false, 0, 0.0), (true, 0, 0.0), (true, 11, 30.0), (false, 7, 2.0)] {
                 cases.push(Case { masked, mask_dtype, causal, window, soft_cap, dims: (32, 0), ..case() });
             }

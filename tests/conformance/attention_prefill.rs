@@ -179,6 +179,23 @@ fn value_dims() {
     check("attention_prefill of values of other dims", &cases, test);
 }
 
+/// Few rows, whose keys are divided among the multiprocessors of a GPU.
+#[test]
+fn few_rows_over_many_keys() {
+    let mut cases = Vec::new();
+    for sequences in [vec![(1, 3000)], vec![(64, 5000)], vec![(70, 2100), (3, 4096), (0, 9), (65, 1025)]] {
+        for (dim, heads) in [(64, (2, 1)), (128, (3, 1)), (256, (2, 2))] {
+            for (causal, window, lse) in [(true, 0, true), (false, 0, false), (true, 2500, true)] {
+                cases.push(Case { sequences: sequences.clone(), dim, heads, causal, window, lse, ..case() });
+            }
+        }
+    }
+    let dtypes = [(DType::Bf16, DType::Bf16, DType::Bf16), (DType::F16, DType::F16, DType::F32)];
+    let expand = |(at, case): (usize, &Case)| Case { dtypes: dtypes[at % 2], cache: at % 3 == 0, ..case.clone() };
+    let cases: Vec<Case> = cases.iter().enumerate().map(expand).collect();
+    check("attention_prefill of few rows", &cases, test);
+}
+
 #[test]
 fn groups() {
     let heads = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 2), (7, 1), (8, 1), (8, 2), (6, 6), (16, 1), (12, 4)];

@@ -15,6 +15,7 @@ mod attention_device_lengths;
 mod attention_head_terms;
 mod attention_prefill;
 mod attention_prefix;
+mod attention_row_masks;
 mod batch_invariance;
 mod block_rows;
 mod block_weights;

@@ -45,6 +45,55 @@ std::string run(const Case& test) {
   return attention_cases::check(test, launch);
 }
 
+// The same with the keys of each tile in three parts, which are merged here.
+std::string run_in_parts(const Case& test) {
+  constexpr int kParts = 3;
+  return attention_cases::check(
+      test,
+      [](const nvb_attention_prefill_params& whole, const Case& one,
+         const attention_cases::Regions& regions) -> std::string {
+        int rows = 0;
+        for (int i = 0; i < whole.sequences; ++i) {
+          rows = std::max(rows, whole.sequence[i].query_start + whole.sequence[i].query_count);
+        }
+        const size_t items = static_cast<size_t>(rows) * static_cast<size_t>(whole.query_heads);
+        const size_t dim = static_cast<size_t>(whole.value_dim);
+        std::vector<float> outputs(kParts * items * dim, std::nanf("")), lses(kParts * items, std::nanf(""));
+        nvb_attention_prefill_params p = whole;
+        p.output = outputs.data(), p.lse = lses.data(), p.output_dtype = NVB_F32;
+        p.output_token_stride = p.output_sequence_stride = int64_t{whole.query_heads} * whole.value_dim;
+        p.output_head_stride = whole.value_dim;
+        p.parts = kParts, p.part_rows = rows;
+        const std::string wrong = launch(p, one, regions);
+        if (!wrong.empty()) return wrong;
+        for (int i = 0; i < whole.sequences; ++i) {
+          const nvb_attention_sequence& sequence = whole.sequence[i];
+          for (int row = sequence.query_start * whole.query_heads;
+               row < (sequence.query_start + sequence.query_count) * whole.query_heads; ++row) {
+            const size_t item = static_cast<size_t>(row);
+            double sum = 0;
+            for (size_t part = 0; part < kParts; ++part) sum += std::exp(double{lses[part * items + item]});
+            whole.lse[item] = static_cast<float>(std::log(sum));
+            for (size_t d = 0; d < dim; ++d) {
+              double value = 0;
+              for (size_t part = 0; part < kParts; ++part) {
+                const double weight = std::exp(double{lses[part * items + item]});
+                if (weight != 0) value += weight / sum * outputs[(part * items + item) * dim + d];
+              }
+              const size_t at = item * dim + d;
+              if (whole.output_dtype == NVB_F32) {
+                static_cast<float*>(whole.output)[at] = static_cast<float>(value);
+              } else {
+                static_cast<uint16_t*>(whole.output)[at] =
+                    attention_cases::to_bits(whole.output_dtype, static_cast<float>(value));
+              }
+            }
+          }
+        }
+        return {};
+      });
+}
+
 // A run has to fail with at least one of these.
 bool is_missed(const Case& test, const emulated::Faults& faults) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
@@ -163,11 +212,27 @@ int check_refusals() {
          p.sequence[0].kv_start = -1;
        }},
       {"a ring", [](Params& p) { p.placement.ring_tokens = 64; }},
+      {"parts that are not F32",
+       [](Params& p) {
+         p.parts = 2, p.part_rows = 4;
+         p.lse = reinterpret_cast<float*>(memory);
+       }},
+      {"parts without an lse",
+       [](Params& p) {
+         p.parts = 2, p.part_rows = 4;
+         p.output_dtype = NVB_F32;
+       }},
+      {"more parts than there may be",
+       [](Params& p) {
+         p.parts = 256, p.part_rows = 4;
+         p.output_dtype = NVB_F32, p.lse = reinterpret_cast<float*>(memory);
+       }},
       {"too long a sequence", [](Params& p) { p.sequence[0].kv_length = (1 << 30) + 1; }},
   };
   int wrong = 0;
   const auto expect = [&](const char* what, const Params& p, const nvb_launch& launch, bool supported) {
-    if ((nvb_cuda_attention_prefill_wgmma_supports(&p, &launch) != 0) == supported) return;
+    nvb_attention_prefill_shape shape;
+    if ((nvb_cuda_attention_prefill_wgmma_supports(&p, &launch, &shape) != 0) == supported) return;
     std::printf("%s: %s\n", what, supported ? "refused" : "supported");
     ++wrong;
   };
@@ -176,6 +241,10 @@ int check_refusals() {
   Params paged = good;
   set_pages(paged, 16);
   expect("pages of 16", paged, hopper, true);
+  Params divided = good;
+  divided.parts = 255, divided.part_rows = 4, divided.output_dtype = NVB_F32;
+  divided.lse = reinterpret_cast<float*>(memory);
+  expect("parts", divided, hopper, true);
   for (const auto& [what, change] : changes) {
     Params p = good;
     change(p);
@@ -202,7 +271,11 @@ int main(int argc, char** argv) {
     for (const bool late : {false, true}) {
       emulated::options = {++seed, late, {}};
       ++runs;
-      const std::string wrong = run(test);
+      std::string wrong = run(test);
+      if (wrong.empty()) {
+        wrong = run_in_parts(test);
+        if (!wrong.empty()) wrong = "in parts: " + wrong;
+      }
       if (wrong.empty()) continue;
       std::printf("%s (%d/%d, %s%s, seed %d, %s): %s\n", test.name, test.head_dim, test.value_dim,
                   test.dtype == NVB_F16 ? "f16" : "bf16", test.causal ? ", causal" : "", static_cast<int>(seed),

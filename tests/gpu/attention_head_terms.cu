@@ -1,5 +1,5 @@
-// Sinks, slopes and chunks of the kernels of 8.0 and of the plain ones on a device, beside the formula in f64, and what
-// they cost.
+// Sinks, slopes, chunks, prefixes, trees and bits of the kernels of 8.0 and of the plain ones on a device, beside the
+// formula in f64, and what they cost.
 //
 //   attention_head_terms check    1 if anything is wrong
 //   attention_head_terms bench    microseconds with and without
@@ -27,6 +27,8 @@ struct Case {
   bool sinks = false, slopes = false, causal = true;
   int chunk = 0, window = 0, page_tokens = 0, head_dim = 64, rows = 1;
   float soft_cap = 0, sink = 0;
+  // Of a prefill.
+  bool prefix = false, tree = false, bits = false;
   int query_heads = 4, kv_heads = 2;
   std::vector<int> lengths = {1, 63, 64, 65, 129, 300};  // of keys
   std::vector<int> counts = {1, 63, 10, 65, 129, 40};    // of query rows, of a prefill
@@ -42,6 +44,35 @@ T* on_device(const std::vector<T>& host) {
 
 int divided_up(int value, int by) {
   return (value + by - 1) / by;
+}
+
+unsigned mixed(unsigned a, unsigned b) {
+  return ((a + 1) * 0x9e3779b9u ^ (b + 7) * 0x85ebca6bu) >> 7;
+}
+
+int prefix_of(int sequence, int keys) {
+  const int all[] = {keys, keys / 2, 0, 1, std::min(keys, 70)};
+  return all[sequence % 5];
+}
+
+// The row of a tree that a row follows; some name none that comes before them.
+int parent_of(int sequence, int row) {
+  const unsigned number = mixed(sequence, row);
+  return row == 0 || number % 8 == 0 ? -1 : number % 8 == 1 ? row : number % 8 == 2 ? 99 : number / 8 % row;
+}
+
+std::vector<int> line_of(int sequence, int row) {
+  std::vector<int> line = {row};
+  while (true) {
+    const int next = parent_of(sequence, line.back());
+    if (next < 0 || next >= line.back()) return line;
+    line.push_back(next);
+  }
+}
+
+// One block of 50 keys in three, another for each 40 rows; the third row sees none.
+bool has_bit(int sequence, int row, int key) {
+  return row != 2 && mixed(sequence + row / 40, key / 50) % 3 == 0 && mixed(row, key) % 3 > 0;
 }
 
 struct Scratch {
@@ -129,6 +160,16 @@ std::string check_one(const Case& c, bool is_prefill, bool mma, const Scratch& s
   for (B& of : query) of = __float2bfloat16_rn(normal(random) * 2);
   std::vector<float> sinks(c.query_heads), slopes(c.query_heads);
   for (int h = 0; h < c.query_heads; ++h) sinks[h] = normal(random) + c.sink, slopes[h] = std::exp2(-1.0f - h);
+  const int words = divided_up(capacity, 32);
+  std::vector<uint32_t> bits(size_t(rows) * words);
+  std::vector<int32_t> parents(rows);
+  for (int i = 0, of = 0; i < rows; ++i) {
+    of = i > 0 && sequence_of[i] == sequence_of[i - 1] ? of + 1 : 0;
+    parents[i] = parent_of(sequence_of[i], of);
+    for (int key = 0; key < words * 32; ++key) {
+      if (has_bit(sequence_of[i], of, key)) bits[size_t(i) * words + key / 32] |= 1u << key % 32;
+    }
+  }
   const size_t count = query.size();
   void* const blocks[] = {on_device(query),
                           on_device(key),
@@ -138,7 +179,9 @@ std::string check_one(const Case& c, bool is_prefill, bool mma, const Scratch& s
                           on_device(sinks),
                           on_device(slopes),
                           on_device(std::vector<float>(count, NAN)),
-                          on_device(std::vector<float>(count / d, NAN))};
+                          on_device(std::vector<float>(count / d, NAN)),
+                          on_device(parents),
+                          on_device(bits)};
   const auto fill = [&](auto& p) {
     p.query = blocks[0], p.key = blocks[1], p.value = blocks[2];
     p.sinks = c.sinks ? static_cast<const float*>(blocks[5]) : nullptr;
@@ -168,8 +211,10 @@ std::string check_one(const Case& c, bool is_prefill, bool mma, const Scratch& s
     p.query_sequence_stride = p.output_sequence_stride = p.query_token_stride, p.lse_sequence_stride = 1;
     p.causal = c.causal, p.mask_dtype = NVB_F32, p.heads_per_group = c.query_heads;
     for (int b = 0, start = 0; b < n; start += c.counts[b], ++b) {
-      p.sequence[b] = {start, c.counts[b], b, c.lengths[b], 0};
+      p.sequence[b] = {start, c.counts[b], b, c.lengths[b], 0, c.prefix ? prefix_of(b, c.lengths[b]) : 0};
     }
+    if (c.tree) p.tree_parents = static_cast<const int32_t*>(blocks[9]);
+    if (c.bits) p.mask = blocks[10], p.mask_dtype = NVB_I32, p.mask_sequence_stride = p.mask_row_stride = words;
     status = prefill(p, mma, launch);
   } else {
     nvb_attention_decode_params p = {};
@@ -191,18 +236,23 @@ std::string check_one(const Case& c, bool is_prefill, bool mma, const Scratch& s
     const int b = sequence_of[i], position = positions[i];
     const bool causal = !is_prefill || c.causal;
     // A prefill's row may stand before every key.
-    const int stands = is_prefill
-                           ? c.lengths[b] - c.counts[b] +
-                                 (i - (int(std::find(sequence_of.begin(), sequence_of.end(), b) - sequence_of.begin())))
-                           : position;
+    const int of = i - int(std::find(sequence_of.begin(), sequence_of.end(), b) - sequence_of.begin());
+    const int trunk = is_prefill ? c.lengths[b] - c.counts[b] : 0;
+    const std::vector<int> line = c.tree ? line_of(b, of) : std::vector<int>();
+    const int stands = c.tree ? trunk + int(line.size()) - 1 : is_prefill ? trunk + of : position;
     for (int h = 0; h < c.query_heads; ++h) {
       const int kv_head = h / (c.query_heads / c.kv_heads);
       double most = c.sinks ? sinks[h] : -INFINITY, total = 0;
       std::vector<std::pair<int, double>> scores;
       for (int t = 0; t < c.lengths[b]; ++t) {
         const int distance = stands - t;
-        if (causal && distance < 0) continue;
-        if (c.window > 0 && std::abs(distance) >= c.window) continue;
+        if (c.tree && t >= trunk) {
+          if (std::find(line.begin(), line.end(), t - trunk) == line.end()) continue;
+        } else {
+          if (causal && distance < 0 && !(c.prefix && t < prefix_of(b, c.lengths[b]))) continue;
+          if (c.window > 0 && std::abs(distance) >= c.window) continue;
+        }
+        if (c.bits && !has_bit(b, of, t)) continue;
         if (c.chunk > 0 && (stands < 0 || t / c.chunk != stands / c.chunk)) continue;
         double dot = 0;
         for (int j = 0; j < d; ++j) {
@@ -266,12 +316,28 @@ int check() {
   add("not causal, chunk", [](Case& c) { c.causal = false, c.chunk = 48; });
   add("not causal, more rows than keys",
       [](Case& c) { c.causal = false, c.sinks = c.slopes = true, c.lengths = {3, 40, 64}, c.counts = {70, 41, 64}; });
+  for (const int dim : {64, 128, 256, 40, 512}) {
+    const auto with = [=](Case& c) { c.head_dim = dim, c.page_tokens = dim == 128 ? 16 : 0; };
+    add("prefix", [=](Case& c) { with(c), c.prefix = true; });
+    add("prefix, window, sinks", [=](Case& c) { with(c), c.prefix = c.sinks = true, c.window = 37; });
+    add("prefix, chunk, slopes", [=](Case& c) { with(c), c.prefix = c.slopes = true, c.chunk = 48; });
+    const std::vector<int> lengths = {1, 64, 65, 129, 300, 700}, counts = {1, 64, 2, 33, 64, 17};
+    add("tree", [=](Case& c) { with(c), c.tree = true, c.lengths = lengths, c.counts = counts; });
+    add("tree, window, sinks", [=](Case& c) {
+      with(c), c.tree = c.sinks = true, c.window = 64, c.lengths = lengths, c.counts = counts, c.soft_cap = 9;
+    });
+    add("bits",
+        [=](Case& c) { with(c), c.bits = true, c.lengths = {900, 64, 65, 129, 300}, c.counts = {130, 64, 65, 2, 40}; });
+    add("bits, tree", [=](Case& c) { with(c), c.bits = c.tree = true, c.lengths = lengths, c.counts = counts; });
+  }
   Scratch scratch;
   int failures = 0, runs = 0;
   for (const Case& c : cases) {
     for (int kernel = 0; kernel < 4; ++kernel) {
       const bool is_prefill = kernel < 2, mma = kernel % 2 == 0;
-      if (!is_prefill && !c.causal) continue;
+      if (!is_prefill && (!c.causal || c.prefix || c.tree || c.bits)) continue;
+      // The kernel of 8.0 has no masks, and the decodes have head_dims of their own.
+      if (mma && c.bits) continue;
       ++runs;
       const std::string wrong = check_one(c, is_prefill, mma, scratch);
       if (wrong.empty()) continue;

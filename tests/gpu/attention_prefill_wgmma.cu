@@ -4,14 +4,18 @@
 //   tests/gpu/attention_prefill_wgmma.sh                   builds, checks and measures
 //   target/gpu/attention_prefill_wgmma check [CASE]        the cases whose names contain CASE
 //   target/gpu/attention_prefill_wgmma bench [HEAD_DIM]    TFLOP/s of the shapes below
-//   target/gpu/attention_prefill_wgmma tiles [HEAD_DIM]    the same with other tiles, to choose among them
+//   target/gpu/attention_prefill_wgmma parts               few query rows over many keys, whose keys are divided into
+//   parts target/gpu/attention_prefill_wgmma tiles [HEAD_DIM]    the same with other tiles, to choose among them
 //   target/gpu/attention_prefill_wgmma once HEAD_DIM CAUSAL LENGTH    one shape, launched three times, for a profiler
 //
 // Shapes: BF16, 16,384 tokens in sequences of 512 to 16,384, 2048 / head_dim heads, head_dim 64, 128 and 256, with and
 // without a causal mask, which counts half of the operations; and grouped heads, a window and a value dim of its own. A
 // graph of several launches is replayed; tensors are larger than L2. The median of the replays counts.
+#include <array>
+
 // The launcher itself, because it can be asked for any tile here.
 #include "attention/sm90/attention_prefill_wgmma.cu"
+#include "attention_merge/attention_merge.h"
 #include "attention_prefill_device.h"
 
 namespace {
@@ -21,6 +25,51 @@ using namespace attention_device;
 
 cudaError_t launch_case(const nvb_attention_prefill_params& p, const Case&, const nvb_launch& launch) {
   return nvb::prefill_wgmma::launch_prefill(p, launch);
+}
+
+// The keys of each tile of rows in so many parts, and their merge, sequence by sequence.
+template <int Parts>
+cudaError_t launch_parts(const nvb_attention_prefill_params& whole, const nvb_launch& launch) {
+  static float* workspace = nullptr;
+  constexpr int64_t kFloats = int64_t{1} << 27;
+  if (workspace == nullptr) MUST(cudaMalloc(&workspace, kFloats * sizeof(float)));
+  int64_t rows = 0;
+  for (int i = 0; i < whole.sequences; ++i) {
+    rows = std::max<int64_t>(rows, whole.sequence[i].query_start + whole.sequence[i].query_count);
+  }
+  const int64_t heads = whole.query_heads, dim = whole.value_dim;
+  if (Parts * rows * heads * (dim + 1) > kFloats) return cudaErrorInvalidValue;
+  nvb_attention_prefill_params p = whole;
+  p.output = workspace, p.lse = workspace + Parts * rows * heads * dim;
+  p.output_dtype = NVB_F32;
+  p.output_token_stride = p.output_sequence_stride = heads * dim, p.output_head_stride = dim;
+  p.lse_sequence_stride = 1;
+  p.parts = Parts, p.part_rows = static_cast<int32_t>(rows);
+  const cudaError_t error = nvb::prefill_wgmma::launch_prefill(p, launch);
+  if (error != cudaSuccess) return error;
+  for (int i = 0; i < whole.sequences; ++i) {
+    const int64_t first = whole.sequence[i].query_start;
+    nvb_attention_merge_params merge = {};
+    merge.outputs = workspace + first * heads * dim, merge.lses = p.lse + first * heads;
+    const int bytes = whole.output_dtype == NVB_F32 ? 4 : 2;
+    merge.output = static_cast<uint8_t*>(whole.output) + first * whole.output_token_stride * bytes;
+    merge.lse = whole.lse == nullptr ? nullptr : whole.lse + first * heads;
+    merge.part_stride = rows * heads * dim, merge.token_stride = heads * dim, merge.head_stride = dim;
+    merge.lse_part_stride = rows * heads, merge.lse_token_stride = heads, merge.lse_head_stride = 1;
+    merge.output_token_stride = whole.output_token_stride, merge.output_head_stride = whole.output_head_stride;
+    merge.parts = Parts, merge.tokens = whole.sequence[i].query_count;
+    merge.heads = static_cast<int32_t>(heads), merge.head_dim = static_cast<int32_t>(dim);
+    merge.input_dtype = NVB_F32, merge.output_dtype = whole.output_dtype;
+    if (merge.tokens == 0) continue;
+    const cudaError_t merged = nvb_cuda_attention_merge(&merge, &launch);
+    if (merged != cudaSuccess) return merged;
+  }
+  return cudaSuccess;
+}
+
+template <int Parts>
+cudaError_t launch_case_in_parts(const nvb_attention_prefill_params& p, const Case&, const nvb_launch& launch) {
+  return launch_parts<Parts>(p, launch);
 }
 
 template <typename Tile>
@@ -47,6 +96,35 @@ void compare_tiles(int only, const Memory& memory) {
       candidate<Tile<256, 256, 2, 80, true>>("128 x 80, turns"),
   };
   compare(candidates, only, memory);
+}
+
+void bench_parts(const Memory& memory) {
+  cudaStream_t stream;
+  MUST(cudaStreamCreate(&stream));
+  std::printf(
+      "TFLOP/s, the last queries of one causal sequence, keys in 1, 2, 3, 4, 6, 8, 12, 16, 32 parts with their "
+      "merge\n");
+  for (const auto& [head_dim, heads, kv_heads] : {std::array{256, 8, 4}, {128, 32, 8}, {128, 8, 2}, {64, 32, 8}}) {
+    for (const int keys : {2048, 8192, 32768}) {
+      for (const int queries : {64, 128, 256, 512}) {
+        const Shape shape = {head_dim, head_dim, heads, kv_heads, keys, true, 0, queries};
+        std::printf("head_dim %3d, %2d/%d heads, %3d queries over %5d:", head_dim, heads, kv_heads, queries, keys);
+        const Launch launches[] = {nvb::prefill_wgmma::launch_prefill,
+                                   launch_parts<2>,
+                                   launch_parts<3>,
+                                   launch_parts<4>,
+                                   launch_parts<6>,
+                                   launch_parts<8>,
+                                   launch_parts<12>,
+                                   launch_parts<16>,
+                                   launch_parts<32>};
+        for (const Launch launch : launches) std::printf(" %4.0f", measure(shape, memory, stream, launch, 0.5));
+        std::printf("\n");
+        std::fflush(stdout);
+      }
+    }
+  }
+  MUST(cudaStreamDestroy(stream));
 }
 
 void bench(int only, const Memory& memory) {
@@ -93,10 +171,17 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   const std::string which = argc > 2 ? argv[2] : "";
   int failures = 0;
-  if (what == "check" || what == "all") failures = check(attention_cases::cases(), which, launch_case);
+  if (what == "check" || what == "all") {
+    failures = check(attention_cases::cases(), which, launch_case);
+    std::printf("in 2, 3 and 8 parts:\n");
+    failures += check(attention_cases::cases(), which, launch_case_in_parts<2>);
+    failures += check(attention_cases::cases(), which, launch_case_in_parts<3>);
+    failures += check(attention_cases::cases(), which, launch_case_in_parts<8>);
+  }
   if (what == "check") return failures == 0 ? 0 : 1;
   const Memory memory(NVB_BF16, size_t{kTokens} * 4096);
   if (what == "bench" || what == "all") bench(std::atoi(which.c_str()), memory);
+  if (what == "parts" || what == "all") bench_parts(memory);
   if (what == "tiles") compare_tiles(std::atoi(which.c_str()), memory);
   if (what == "once" && argc == 5) {
     const int head_dim = std::atoi(argv[2]), heads = 2048 / head_dim;

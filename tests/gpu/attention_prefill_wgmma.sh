@@ -21,7 +21,8 @@ if [ -x "$nvcc" ]; then
     } > "$unit.cu"
     printf '%s\0' "$unit"
   done | xargs -0 -P "$(nproc)" -I{} "$nvcc" "${flags[@]}" -c {}.cu -o {}.o
-  "$nvcc" "${flags[@]}" tests/gpu/attention_prefill_wgmma.cu target/gpu/attention_prefill_wgmma_D*.o -cudadevrt none "-L$libraries" -o "$program"
+  "$nvcc" "${flags[@]}" tests/gpu/attention_prefill_wgmma.cu csrc/attention_merge/attention_merge.cu \
+    target/gpu/attention_prefill_wgmma_D*.o -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidiactl ]; then exec "$program" "$@"; fi
 echo "$program is built; there is no GPU to run it"

@@ -184,10 +184,20 @@ struct BlockWork {
   int kv_length;
   int last_key;  // that a row sees
   int table;     // the sequence's row of the page table
+  // With Terms alone.
+  int prefix;
+  int trunk;  // keys before a tree
+  const int32_t* parents;
 };
 
-// Terms: with what heads add, and a chunk. Without them the loop has no registers to spare: a branch on slopes that
-// nobody has spilled 72 bytes at head_dim 256 for 8.0, and 68 at 128 for 9.0.
+// The lowest position that a row from `row` on may stand at.
+template <bool Terms, typename T>
+__device__ __forceinline__ int lowest_position(const nvb_attention_prefill_params& p, const BlockWork<T>& of, int row) {
+  return Terms && p.tree_parents != nullptr ? of.trunk : of.position + row;
+}
+
+// Terms: with what heads add, a chunk, a prefix and a tree. Without them the loop has no registers to spare: a branch
+// on slopes that nobody has spilled 72 bytes at head_dim 256 for 8.0, and 68 at 128 for 9.0.
 template <typename Tile, bool Terms>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     attention_prefill_mma_kernel(const __grid_constant__ PrefillArguments arguments) {
@@ -210,9 +220,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   work.rows = min(Tile::kRows, sequence.query_count - block.first_row);
   work.kv_length = sequence.kv_length;
   work.position = sequence.kv_length - sequence.query_count + block.first_row;
-  work.last_key = visible_keys<Terms>(p, work.kv_length, work.position + work.rows - 1).last;
+  work.prefix = Terms ? sequence.prefix : 0;
+  work.trunk = sequence.kv_length - sequence.query_count;
+  work.parents = Terms && p.tree_parents != nullptr ? tree_of(p, sequence) : nullptr;
+  work.last_key = visible_keys<Terms>(p, work.kv_length, work.prefix, work.position + work.rows - 1).last;
   work.table = sequence.kv_start;
-  const int first_key = visible_keys<Terms>(p, work.kv_length, work.position).first;
+  const int first_key = visible_keys<Terms>(p, work.kv_length, work.prefix, lowest_position<Terms>(p, work, 0)).first;
   const int first_tile = first_key / Tile::kKeys;
   const int end_tile = work.last_key < first_key ? first_tile : work.last_key / Tile::kKeys + 1;
 
@@ -238,7 +251,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   const auto find_places = [&](const BlockWork<T>& of, int tile) {
     if (static_cast<int>(threadIdx.x) >= Tile::kKeys || tile >= end_tile) return;
     const int token = tile * Tile::kKeys + static_cast<int>(threadIdx.x);
-    const bool visible = token >= visible_keys<Terms>(p, of.kv_length, of.position).first && token <= of.last_key;
+    const int first = visible_keys<Terms>(p, of.kv_length, of.prefix, lowest_position<Terms>(p, of, 0)).first;
+    const bool visible = token >= first && token <= of.last_key;
     const int32_t* const table = p.placement.pages + of.table * p.placement.page_row_stride;
     places[tile % 2 * Tile::kKeys + threadIdx.x] = visible ? kv_row(p.placement, table, token) : kNoRow;
   };
@@ -290,14 +304,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (threadIdx.x == 0) shared_work = work;
   if (lane == 0) {
     const int warp_rows = min(Tile::kWarpRows, work.rows - warp_row);
-    const KeyRange lowest = visible_keys<Terms>(p, work.kv_length, work.position + warp_row);
-    const KeyRange highest = visible_keys<Terms>(p, work.kv_length, work.position + warp_row + warp_rows - 1);
+    const KeyRange lowest =
+        visible_keys<Terms>(p, work.kv_length, work.prefix, lowest_position<Terms>(p, work, warp_row));
+    const KeyRange highest =
+        visible_keys<Terms>(p, work.kv_length, work.prefix, work.position + warp_row + warp_rows - 1);
     WarpTiles tiles = {0, 0, 0, 0};
     if (warp_rows > 0 && highest.last >= lowest.first) {
       tiles.first = lowest.first / Tile::kKeys;
       tiles.end = highest.last / Tile::kKeys + 1;
       tiles.first_whole = (highest.first + Tile::kKeys - 1) / Tile::kKeys;
       tiles.end_whole = (lowest.last + 1) / Tile::kKeys;
+      if (Terms && p.tree_parents != nullptr) tiles.end_whole = work.trunk / Tile::kKeys;
     }
     warp_tiles[warp] = tiles;
   }
@@ -404,8 +421,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const KeyRange range =
-                visible_keys<Terms>(p, kept.kv_length, kept.position + warp_row + i * 16 + half * 8 + group);
+            const int row = warp_row + i * 16 + half * 8 + group;
+            KeyRange range = visible_keys<Terms>(p, kept.kv_length, kept.prefix, kept.position + row);
+            if (Terms && p.tree_parents != nullptr && row < kept.rows) {
+              const uint64_t seen = tree_ancestors(kept.parents, kept.position - kept.trunk + row);
+              range.first = visible_keys<Terms>(p, kept.kv_length, 0, kept.trunk + __popcll(seen) - 1).first;
+              const int in_tree = tile_key + quad * 2 - kept.trunk;
+#pragma unroll
+              for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                  const int other = in_tree + n * 8 + e;
+                  if (other >= 0 && other < kMaxTreeRows && (seen >> other & 1u) == 0) {
+                    score[i][n][half * 2 + e] = -CUDART_INF_F;
+                  }
+                }
+              }
+            }
             const int first = range.first - tile_key - quad * 2;
             const int last = range.last - tile_key - quad * 2;
 #pragma unroll

@@ -38,17 +38,23 @@ cudaError_t launch_with(const nvb_attention_prefill_params& p, const nvb_launch&
 // against 192 TFLOP/s at 512 keys, causal, and 336 against 359 at 2,048 on an H200.
 constexpr int kShort = 768;
 
+// Calls `run` with the tile.
+template <typename Run>
+auto with_tile(const nvb_attention_prefill_params& p, const Run& run) {
+  const bool full = !p.causal && p.window == 0;
+  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return run(tiles::D64_SHORT());
+  if (p.head_dim <= 64) return run(tiles::D64());
+  if (p.head_dim <= 96) return run(tiles::D96());
+  if (p.head_dim <= 128 && full) return run(tiles::D128_FULL());
+  if (p.head_dim <= 128) return run(tiles::D128());
+  if (p.head_dim <= 192 && p.value_dim <= 128) return run(tiles::D192_128());
+  if (p.head_dim <= 192) return run(tiles::D192());
+  return run(tiles::D256());
+}
+
 template <typename T>
 cudaError_t launch_dtype(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
-  const bool full = !p.causal && p.window == 0;
-  if (p.head_dim <= 64 && !full && longest(p) <= kShort) return launch_with<T, tiles::D64_SHORT>(p, launch);
-  if (p.head_dim <= 64) return launch_with<T, tiles::D64>(p, launch);
-  if (p.head_dim <= 96) return launch_with<T, tiles::D96>(p, launch);
-  if (p.head_dim <= 128 && full) return launch_with<T, tiles::D128_FULL>(p, launch);
-  if (p.head_dim <= 128) return launch_with<T, tiles::D128>(p, launch);
-  if (p.head_dim <= 192 && p.value_dim <= 128) return launch_with<T, tiles::D192_128>(p, launch);
-  if (p.head_dim <= 192) return launch_with<T, tiles::D192>(p, launch);
-  return launch_with<T, tiles::D256>(p, launch);
+  return with_tile(p, [&](auto tile) { return launch_with<T, decltype(tile)>(p, launch); });
 }
 
 }  // namespace
@@ -62,8 +68,13 @@ cudaError_t launch_prefill(const nvb_attention_prefill_params& p, const nvb_laun
 }  // namespace nvb
 
 extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention_prefill_params* params,
-                                                             const nvb_launch* launch) noexcept {
-  return nvb::prefill_wgmma::supports(*params, *launch);
+                                                             const nvb_launch* launch,
+                                                             nvb_attention_prefill_shape* shape) noexcept {
+  namespace wgmma = nvb::prefill_wgmma;
+  *shape = {};
+  wgmma::with_tile(
+      *params, [&](auto tile) { shape->tile_rows = decltype(tile)::kRows, shape->tile_keys = decltype(tile)::kKeys; });
+  return wgmma::supports(*params, *launch);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_wgmma(const nvb_attention_prefill_params* params,

@@ -17,6 +17,7 @@ namespace prefill_wgmma {
 // Coordinates of tensor maps are 32 bits, and tiles reach a little past the end.
 inline constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1024;
 inline constexpr int64_t kMostStrideBytes = (int64_t{1} << 40) - 16;
+inline constexpr int kMostParts = 255;
 
 inline bool is_stride(int64_t stride, int bytes) {
   return stride > 0 && stride * bytes % 16 == 0 && stride <= kMostStrideBytes / 2;
@@ -106,8 +107,13 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
                 p.placement.page_row_stride < 0 || p.placement.page_row_stride > INT32_MAX)) {
     return false;
   }
-  if (has_device_lengths(p)) return supports_device_lengths(p);
+  if (has_device_lengths(p)) return p.parts <= 1 && supports_device_lengths(p);
   if (p.query_starts != nullptr || p.sequences > NVB_ATTENTION_MAX_SEQUENCES) return false;
+  // A part's rows lie behind those of the part before it.
+  if (p.parts > 1 && (p.parts > kMostParts || p.output_dtype != NVB_F32 || p.lse == nullptr || p.part_rows < 0 ||
+                      int64_t{p.parts} * p.part_rows > kMostTokens)) {
+    return false;
+  }
   for (int i = 0; i < p.sequences; ++i) {
     const nvb_attention_sequence& sequence = p.sequence[i];
     if (sequence.query_start < 0 || sequence.query_count < 0 || sequence.query_count > kMaxLength ||
@@ -222,9 +228,10 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
     work += tiles_of(i) * p.query_heads;
     is_one_bundle = is_one_bundle && tiles_of(i) == tiles_of(0);
   }
-  const int blocks = static_cast<int>(std::min<int64_t>(work, std::max(1, launch.multiprocessors)));
-  // Empty places would cost more than they gain where groups are small or tiles equal.
-  const bool aligns = is_one_bundle && p.causal && (p.window == 0 || p.window > 2 * rows_per_tile);
+  const int64_t parts = std::max(1, p.parts);
+  const int blocks = static_cast<int>(std::min<int64_t>(work * parts, std::max(1, launch.multiprocessors)));
+  // Empty places would cost more than they gain where groups are small or tiles equal. Divided tiles fill the device.
+  const bool aligns = parts == 1 && is_one_bundle && p.causal && (p.window == 0 || p.window > 2 * rows_per_tile);
   arguments.group_alignment = 1;
   int64_t tiles = 0;
   arguments.bundles = 0;
@@ -247,10 +254,10 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
     // Without empty places the last group ends where its tiles do.
     tiles += arguments.group_alignment == 1 ? tiles_of(first) * p.query_heads * (next - first) : groups * group_tiles;
     // Indices of tiles go up to a round past the last.
-    if (tiles > INT32_MAX / 2) return -1;
+    if (tiles * parts > INT32_MAX / 2) return -1;
   }
   arguments.bundle[arguments.bundles] = {static_cast<int32_t>(tiles), static_cast<uint32_t>(sequences), 0};
-  arguments.tiles = static_cast<int32_t>(tiles);
+  arguments.tiles = static_cast<int32_t>(tiles * parts);
   return blocks;
 }
 
@@ -301,7 +308,9 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, con
   arguments.query_heads = p.query_heads;
   arguments.kv_heads = p.kv_heads;
   arguments.value_dim = p.value_dim;
-  arguments.causal = p.causal;
+  arguments.causal = p.causal != 0;
+  arguments.parts = static_cast<uint32_t>(std::max(1, p.parts));
+  arguments.part_rows = p.part_rows;
   arguments.window = std::min(p.window, kMaxLength);
   arguments.output_is_f32 = p.output_dtype == NVB_F32;
   return run(arguments, blocks);

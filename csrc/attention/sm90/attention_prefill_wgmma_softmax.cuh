@@ -117,7 +117,7 @@ __device__ __forceinline__ void store_rows(const Arguments& arguments, const Wor
     const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
     const bool inside = row < work.rows;
-    const int64_t token = work.first_token + row;
+    const int64_t token = work.output_row + row;
     if (arguments.lse != nullptr && quad == 0 && inside) {
       arguments.lse[token * arguments.query_heads + work.head] =
           total == 0.0f ? -CUDART_INF_F : rows.maximum[half] * arguments.exponent_factor * kLn2 + logf(total);

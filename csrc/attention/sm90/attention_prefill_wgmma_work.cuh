@@ -99,16 +99,19 @@ struct Arguments {
   // soft cap, which is where cap_factor is not 0.
   float exponent_factor;
   float cap_factor;
-  int32_t tiles;            // and places of a round that a group leaves empty
+  int32_t tiles;            // times parts, and places of a round that a group leaves empty
   int32_t bundles;          // 0: lengths lie in device memory
   int32_t group_alignment;  // a group's tiles and empty places are a multiple
   int32_t query_heads;
   int32_t kv_heads;
   int32_t value_dim;
-  int32_t causal;
   int32_t window;
   int32_t output_is_f32;
-  // Of FP8 alone. They lie here because the union begins at a multiple of eight bytes, and there are none to spare.
+  int32_t part_rows;  // from one part's rows of output and lse to the next one's
+  // They lie here because the union begins at a multiple of eight bytes, and there are none to spare.
+  uint32_t causal : 1;
+  uint32_t parts : 8;  // of a tile's keys; at least 1
+  // Of FP8 alone.
   uint32_t output_dtype : 8;
   uint32_t query_scale_stride : 1;
   uint32_t key_scale_stride : 1;
@@ -135,9 +138,10 @@ __host__ __device__ constexpr int round_up(int number, int multiple) {
   return (number + multiple - 1) / multiple * multiple;
 }
 
-// One tile: its query rows, and the tiles of keys that they see, [first, end).
+// One tile: its query rows, and the tiles of keys that they see, [first, end), or a part of them.
 struct Work {
-  int first_token;  // row of query, output and lse
+  int first_token;  // row of query
+  int output_row;   // of output and lse
   int rows;
   int head;
   int kv_head;
@@ -152,8 +156,9 @@ struct Work {
 // Fills in the work of a tile of rows of a head, and of keys.
 template <typename Tile>
 __device__ __forceinline__ void set_work(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
-                                         Work& work) {
+                                         int part, Work& work) {
   work.first_token = sequence.query_start + first_row;
+  work.output_row = work.first_token + part * arguments.part_rows;
   work.rows = min(Tile::kRows, sequence.query_count - first_row);
   work.head = head;
   work.kv_head = head / (arguments.query_heads / arguments.kv_heads);
@@ -164,8 +169,12 @@ __device__ __forceinline__ void set_work(const Arguments& arguments, const Seque
   const int first_key = visible_keys(work.position, work.kv_length, arguments.causal, arguments.window).first;
   const int last_key =
       visible_keys(work.position + work.rows - 1, work.kv_length, arguments.causal, arguments.window).last;
-  work.first = first_key / Tile::kKeys;
-  work.end = last_key < first_key ? work.first : last_key / Tile::kKeys + 1;
+  const int first = first_key / Tile::kKeys;
+  // Products of 32 bits: up to 2^30 keys in tiles of 80 or more, and 255 parts.
+  const uint32_t tiles = last_key < first_key ? 0 : last_key / Tile::kKeys + 1 - first;
+  const uint32_t parts = arguments.parts;
+  work.first = first + static_cast<int>(tiles * part / parts);
+  work.end = first + static_cast<int>(tiles * (part + 1) / parts);
 }
 
 // The tile of lengths in device memory: sequences in their order, the last tile of each first, its heads in turn. False
@@ -199,15 +208,16 @@ __device__ __forceinline__ bool find_device_work(const Arguments& arguments, int
     if (place < 0 || length < 0 || length > lengths.max_kv_length || end > lengths.kv_rows) place = length = 0;
     const Sequence sequence = {start * lengths.query_step, rows, place * lengths.key_step, place * lengths.value_step,
                                length};
-    set_work<Tile>(arguments, sequence, index % arguments.query_heads, (tiles - 1 - tile) * Tile::kRows, work);
+    set_work<Tile>(arguments, sequence, index % arguments.query_heads, (tiles - 1 - tile) * Tile::kRows, 0, work);
     return true;
   }
   return false;
 }
 
-// False for an empty place.
+// False for an empty place. The parts of a tile follow one another.
 template <typename Tile>
-__device__ __forceinline__ bool find_work(const Arguments& arguments, int index, Work& work) {
+__device__ __forceinline__ bool find_work(const Arguments& arguments, int place, Work& work) {
+  const int parts = arguments.parts, index = place / parts;
   int bundle = 0, high = arguments.bundles;
   while (high - bundle > 1) {
     const int middle = (bundle + high) / 2;
@@ -230,7 +240,7 @@ __device__ __forceinline__ bool find_work(const Arguments& arguments, int index,
   const int first_row = (tiles - 1 - rest / pairs) * Tile::kRows;
 
   const Sequence sequence = arguments.sequence[first_sequence + pair / arguments.query_heads];
-  set_work<Tile>(arguments, sequence, pair % arguments.query_heads, first_row, work);
+  set_work<Tile>(arguments, sequence, pair % arguments.query_heads, first_row, place - index * parts, work);
   return true;
 }
 

@@ -86,12 +86,12 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_attention_decode_args", "rows_per_sequence") => value("R"),
         (_, "rows_per_sequence") => random.of(&[0, 1, 2]),
         (_, "prefill") => random.below(2) as u64,
-        (_, "operation") => random.below(26) as u64,
+        (_, "operation") => random.below(27) as u64,
         (_, "layer") => random.of(&[0, 0, 0, 1]),
         (_, "index" | "depth" | "place" | "recovery_step") => random.of(&[0, 0, 1, 2, 5]),
         (_, "workload" | "preset" | "advice") => random.below(6) as u64,
         (_, "status") => random.of(&[0, 1, 100, 501, 1300]),
-        (_, "enabled" | "keep_content" | "to_host") => random.below(2) as u64,
+        (_, "enabled" | "keep_content" | "to_host" | "rotate" | "write_scales") => random.below(2) as u64,
         (_, "range_bytes") => random.of(&[0, 0, 256 << 20]),
         (_, "leak_tracking" | "spill" | "limit_of" | "pooling" | "zero_on_free" | "growth" | "profiling") => {
             if random.one_in(4) {

@@ -242,7 +242,7 @@ impl Arguments<'_> {
             // SAFETY: as many numbers were taken.
             unsafe { to.add(at).write(given) };
         }
-        let optional = name == "sequences" && self.random.one_in(2);
+        let optional = matches!(name, "sequences" | "prefix_lengths") && self.random.one_in(2);
         if wrong == Some(255) || optional {
             0
         } else {

@@ -357,11 +357,12 @@ pub fn reference(op: &AttentionDecode) {
     for (row, &position) in positions.iter().enumerate() {
         let sequence = row / op.rows.per_sequence;
         let sequence = places.map_or(sequence, |places| places[sequence] as usize);
-        let span =
-            SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length: (position + 1) as usize };
+        let kv_length = (position + 1) as usize;
+        let span = SequenceSpan { query_start: row, query_count: 1, kv_start: sequence, kv_length, prefix: 0 };
         let (query, output) =
             (op.query.skip(row * op.query.token_stride), op.output.skip(row * op.output.token_stride));
         let views = (&query, &op.cache.key_view(), &op.cache.value_view(), &output);
-        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0, &op.terms));
+        let seen = |query: usize| super::visible(&op.config, &span, query);
+        super::reference(&op.config, views, op.lse, &span, (row, &|_| 1.0, &|_, _, _| 0.0, &op.terms, &seen));
     }
 }

@@ -97,9 +97,9 @@ unsafe fn kv_row(view: &KvView, origin: usize, token: usize, head: usize) -> Row
 /// The keys that a query row of the sequence sees. Without a causal mask there may be more rows than keys; the first ones
 /// then stand before every key, and see what a window of theirs still reaches.
 fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range<usize> {
-    let SequenceSpan { query_count, kv_length, .. } = *span;
+    let SequenceSpan { query_count, kv_length, prefix, .. } = *span;
     let (begin, end) = match (kv_length + query).checked_sub(query_count) {
-        Some(position) => config.visible(position, kv_length),
+        Some(position) => config.visible_with_prefix(position, kv_length, prefix),
         // No chunk begins before key 0.
         None if config.chunk > 0 => (0, 0),
         None if config.window == 0 => (0, kv_length),
@@ -108,9 +108,15 @@ fn visible(config: &AttentionConfig, span: &SequenceSpan, query: usize) -> Range
     begin..end
 }
 
-/// The first row of the lse, a head's scale of its queries, what is added to the score of a row, head and key, and what heads
-/// add.
-type Extras<'a> = (usize, &'a dyn Fn(usize) -> f32, &'a dyn Fn(usize, usize, usize) -> f64, &'a HeadTerms);
+/// The first row of the lse, a head's scale of its queries, what is added to the score of a row, head and key, what heads
+/// add, and the keys that a row sees.
+type Extras<'a> = (
+    usize,
+    &'a dyn Fn(usize) -> f32,
+    &'a dyn Fn(usize, usize, usize) -> f64,
+    &'a HeadTerms,
+    &'a dyn Fn(usize) -> Range<usize>,
+);
 
 /// One sequence by the formula, in f64, for tensors in host memory. Row 0 of queries, output and lse is `first`; `bias` tells
 /// what is added to the score of a row, head and key.
@@ -119,13 +125,13 @@ fn reference(
     (query, key, value, output): (&Heads, &KvView, &KvView, &Heads),
     lse: Option<Tensor>,
     span: &SequenceSpan,
-    (first, query_scale, bias, terms): Extras<'_>,
+    (first, query_scale, bias, terms, visible): Extras<'_>,
 ) {
     let SequenceSpan { query_count, kv_start, .. } = *span;
     let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));
     for (i, head) in (0..query_count).flat_map(|i| (0..config.query_heads).map(move |head| (i, head))) {
         let kv_head = head / config.group();
-        let visible = visible(config, span, i);
+        let visible = visible(i);
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let query = Row::head(query, i, head);

@@ -19,11 +19,10 @@ use crate::cpu::outer_tile::Outer;
 use crate::cpu::row::Row;
 use crate::cpu::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::error::Result;
-use crate::operation::attention::{AttentionPrefill, SequenceSpan};
+use crate::operation::attention::mask::{Mask, WORD_KEYS};
+use crate::operation::attention::{AttentionPrefill, SequenceSpan, Tree};
 use crate::simd::{dispatch, Kernel, Simd};
-#[cfg(target_arch = "x86_64")]
-use crate::tensor::DType;
-use crate::tensor::{Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
+use crate::tensor::{DType, Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -58,7 +57,7 @@ struct Task {
 pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     let spans = op.spans()?;
     for span in &spans {
-        let seen = visible(&op.config, span, 0).start..visible(&op.config, span, span.query_count - 1).end;
+        let seen = first_seen(op, span, 0)..visible(&op.config, span, span.query_count - 1).end;
         // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
         unsafe { op.key.check_pages(op.key.origin(span.kv_start), seen)? };
     }
@@ -104,6 +103,19 @@ fn split(op: &AttentionPrefill, spans: &[SequenceSpan], threads: usize) -> Resul
         }
     }
     Ok(tasks)
+}
+
+/// The keys that a row sees, but for those among them that a mask or the tree hides.
+fn seen(op: &AttentionPrefill, span: &SequenceSpan, query: usize) -> Range<usize> {
+    let seen = visible(&op.config, span, query);
+    let Some(tree) = &op.tree else { return seen };
+    let depth = tree.ancestors(span.query_start * op.starts.lse, query).count_ones() as usize - 1;
+    visible(&op.config, span, depth).start..seen.end
+}
+
+/// Before the first key that the row or one behind it sees. Rows of a tree may stand at any depth.
+fn first_seen(op: &AttentionPrefill, span: &SequenceSpan, query: usize) -> usize {
+    visible(&op.config, span, if op.tree.is_some() { 0 } else { query }).start
 }
 
 struct Block<'a> {
@@ -179,7 +191,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
         Tiles {
             op,
             task,
-            scores: Scores::with(&op.config, op.mask.is_some() || op.terms.slopes.is_some()),
+            scores: Scores::with(&op.config, op.mask.is_some() || op.terms.slopes.is_some() || op.tree.is_some()),
             query_rows: op.query.skip(task.span.query_start * op.starts.query),
             output_rows: op.output.skip(task.span.query_start * op.starts.output),
             rows,
@@ -203,10 +215,13 @@ impl<'a, O: Operands> Tiles<'a, O> {
     unsafe fn run<S: Simd>(&self) {
         let Tiles { op, task, rows, .. } = *self;
         self.start::<S>();
-        let begin = visible(&op.config, &task.span, task.queries.start).start;
+        let begin = first_seen(op, &task.span, task.queries.start);
         let end = visible(&op.config, &task.span, task.queries.end - 1).end;
         for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
             let keys = tile..(tile + KEYS).min(end);
+            if !self.any_bit(0..rows, &keys) {
+                continue;
+            }
             O::keys::<S>(&self.tokens(&op.key, keys.clone(), begin), self.dim, self.key);
             O::values::<S>(&self.tokens(&op.value, keys.clone(), begin), self.value_dim, self.value_width, self.value);
             for first in (0..rows).step_by(S::OUTER_ROWS) {
@@ -273,15 +288,56 @@ impl<'a, O: Operands> Tiles<'a, O> {
         tokens
     }
 
+    /// Whether bits of a mask show some of the rows some of the keys, which begin at a word's first.
+    fn any_bit(&self, rows: Range<usize>, keys: &Range<usize>) -> bool {
+        let Some(mask) = self.op.mask.filter(Mask::is_bits) else { return true };
+        rows.into_iter().any(|row| {
+            let (query, head) = self.query_and_head(row);
+            let first = mask.offset(self.task.span.query_start, query, head);
+            // SAFETY: a validated mask has a word for each 32 keys that a sequence may have.
+            (keys.start / WORD_KEYS..keys.end.div_ceil(WORD_KEYS)).any(|word| unsafe { mask.word(first + word) } != 0)
+        })
+    }
+
+    /// What is added to a row's scores with these keys: the mask's own elements, or what bits and the tree hide, written to `joined`.
+    #[inline(always)]
+    fn mask_of(&self, query: usize, head: usize, keys: &Range<usize>, joined: &mut [f32; KEYS]) -> Option<Row> {
+        let Tiles { op, task, .. } = *self;
+        let first = op.mask.map(|mask| mask.offset(task.span.query_start, query, head));
+        let floats = op.mask.zip(first).filter(|(mask, _)| !mask.is_bits());
+        let floats = floats.map(|(mask, first)| Row::raw(mask.tensor.data, mask.tensor.dtype).skip(first + keys.start));
+        let bits = op.mask.zip(first).filter(|(mask, _)| mask.is_bits());
+        let trunk = task.span.kv_length - task.span.query_count.min(task.span.kv_length);
+        let tree = op.tree.filter(|_| keys.end > trunk);
+        if bits.is_none() && tree.is_none() {
+            return floats;
+        }
+        let ancestors = tree.map(|tree| tree.ancestors(task.span.query_start * op.starts.lse, query));
+        for (key, joined) in keys.clone().zip(joined.iter_mut()) {
+            // SAFETY: a validated mask has an element, or a word, for the key.
+            let is_seen = unsafe {
+                bits.is_none_or(|(mask, first)| mask.word(first + key / WORD_KEYS) >> (key % WORD_KEYS) & 1 == 1)
+            } && ancestors.is_none_or(|seen| key < trunk || seen >> (key - trunk) & 1 == 1);
+            *joined = match floats {
+                _ if !is_seen => f32::NEG_INFINITY,
+                // SAFETY: as above.
+                Some(floats) => unsafe { floats.element(key - keys.start) },
+                None => 0.0,
+            };
+        }
+        Some(Row::raw(joined.as_mut_ptr().cast(), DType::F32))
+    }
+
     /// A few rows meet a tile of keys.
     #[inline(always)]
     unsafe fn strip<S: Simd>(&self, strip: Range<usize>, keys: Range<usize>) {
         let Tiles { op, task, .. } = *self;
         let heads = task.heads.len();
-        let seen = |row: usize| visible(&op.config, &task.span, task.queries.start + row / heads);
+        let seen = |row: usize| seen(op, &task.span, task.queries.start + row / heads);
         // Later rows see no earlier begin and no earlier end.
         let end = seen(strip.end - 1).end.min(keys.end);
-        if end <= keys.start.max(seen(strip.start).start) {
+        let begin = first_seen(op, &task.span, task.queries.start + strip.start / heads);
+        if end <= keys.start.max(begin) || !self.any_bit(strip.clone(), &keys) {
             return;
         }
         let count = end - keys.start;
@@ -307,10 +363,8 @@ impl<'a, O: Operands> Tiles<'a, O> {
             };
             let visible = within(seen.start)..within(seen.end);
             let (query, head) = self.query_and_head(row);
-            let mask = op.mask.as_ref().map(|mask| {
-                Row::raw(mask.tensor.data, mask.tensor.dtype)
-                    .skip(mask.offset(task.span.query_start, query, head) + keys.start)
-            });
+            let mut joined = [0.0; KEYS];
+            let mask = self.mask_of(query, head, &(keys.start..end), &mut joined);
             let SequenceSpan { query_count, kv_length, .. } = task.span;
             let position = (kv_length + query) as isize - (query_count + keys.start) as isize;
             let slope = op.terms.slope(head).map(|slope| (slope, position as f32));
@@ -336,14 +390,27 @@ pub fn reference(op: &AttentionPrefill) {
     for span in &op.spans().expect("lengths within their bounds") {
         let query = op.query.skip(span.query_start * op.starts.query);
         let output = op.output.skip(span.query_start * op.starts.output);
+        let trunk = span.kv_length - span.query_count.min(span.kv_length);
         let bias = |row: usize, head: usize, token: usize| {
-            // SAFETY: a validated mask has an element for it.
-            op.mask.as_ref().map_or(0.0, |mask| unsafe {
-                Row::raw(mask.tensor.data, mask.tensor.dtype).get(mask.offset(span.query_start, row, head) + token)
-            })
+            let first = span.query_start * op.starts.lse;
+            let in_tree = |tree: &Tree| token < trunk || tree.ancestors(first, row) >> (token - trunk) & 1 == 1;
+            if !op.tree.as_ref().is_none_or(in_tree) {
+                return f64::NEG_INFINITY;
+            }
+            let Some(mask) = &op.mask else { return 0.0 };
+            let first = mask.offset(span.query_start, row, head);
+            // SAFETY: a validated mask has an element, or a word, for it.
+            unsafe {
+                match mask.is_bits() {
+                    true if mask.word(first + token / WORD_KEYS) >> (token % WORD_KEYS) & 1 == 1 => 0.0,
+                    true => f64::NEG_INFINITY,
+                    false => Row::raw(mask.tensor.data, mask.tensor.dtype).get(first + token),
+                }
+            }
         };
         let first = span.query_start * op.starts.lse;
-        let extras: super::Extras<'_> = (first, &|head| op.query_scale(head), &bias, &op.terms);
+        let extras: super::Extras<'_> =
+            (first, &|head| op.query_scale(head), &bias, &op.terms, &|row| seen(op, span, row));
         super::reference(&op.config, (&query, &op.key, &op.value, &output), op.lse, span, extras);
     }
 }

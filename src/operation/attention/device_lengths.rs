@@ -116,6 +116,7 @@ impl AttentionPrefill {
             mask: None,
             query_scales: None,
             terms: HeadTerms::default(),
+            tree: None,
         };
         op.check_lengths()
     }
@@ -211,7 +212,7 @@ impl DeviceLengths {
         let full = if self.query_starts.is_some() { tokens.div_ceil(self.max_rows.max(1)) } else { self.count };
         let (query_count, kv_length) = (self.max_rows, self.max_kv_length);
         let sequences = if query_count == 0 { 0 } else { full.min(self.count) };
-        (0..sequences).map(move |_| SequenceSpan { query_start: 0, query_count, kv_start: 0, kv_length })
+        (0..sequences).map(move |_| SequenceSpan { query_start: 0, query_count, kv_start: 0, kv_length, prefix: 0 })
     }
 
     /// One sequence, for tensors in host memory.
@@ -259,7 +260,7 @@ impl DeviceLengths {
                 "{query_count} query rows and only {kv_length} keys: append the keys first"
             )));
         }
-        Ok(SequenceSpan { query_start, query_count, kv_start, kv_length })
+        Ok(SequenceSpan { query_start, query_count, kv_start, kv_length, prefix: 0 })
     }
 
     /// The last origin of keys that a sequence may have, and the keys from there on.

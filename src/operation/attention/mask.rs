@@ -1,11 +1,15 @@
-//! What is added to the scores of a prefill.
+//! What is added to the scores of a prefill, or which keys its rows see.
 
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
+
+/// Keys that a word of bits tells of.
+pub const WORD_KEYS: usize = 32;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mask {
-    /// [sequences, heads, rows, keys], a stride of 0 where an axis repeats
+    /// [sequences, heads, rows, keys], a stride of 0 where an axis repeats; of I32, [.., words]: bit k mod 32 of word k / 32 is 1
+    /// where key k is seen.
     pub tensor: Tensor,
     /// Elements from one start of a sequence to the next.
     pub start_stride: usize,
@@ -17,12 +21,17 @@ impl Mask {
     /// `extents`: sequences, heads, rows and the most keys. Where the rows of all sequences follow one another (not `dense`) they
     /// are those of one.
     pub fn new(mask: Tensor, extents: [usize; 4], dense: bool) -> Result<Mask> {
-        mask.expect_float("mask")?;
+        let is_bits = mask.dtype == DType::I32;
+        if !is_bits {
+            mask.expect_float("mask")?;
+        }
+        let needed = if is_bits { extents[3].div_ceil(WORD_KEYS) } else { extents[3] };
         mask.expect_readable("mask")?;
         let refuse = || {
-            let [sequences, heads, rows, keys] = extents;
+            let [sequences, heads, rows, _] = extents;
+            let what = if is_bits { " words of 32 keys" } else { "" };
             Err(Error::invalid(format!(
-                "tensor `mask` has shape {:?}; [{sequences} or 1, {heads} or 1, {rows} or 1, at least {keys}] is needed",
+                "tensor `mask` has shape {:?}; [{sequences} or 1, {heads} or 1, {rows} or 1, at least {needed}{what}] is needed",
                 mask.shape()
             )))
         };
@@ -42,7 +51,7 @@ impl Mask {
                 strides[axis] = 0;
             }
         }
-        if shape[3] < extents[3] {
+        if shape[3] < needed {
             return refuse();
         }
         // A last axis of 1 never steps.
@@ -51,6 +60,19 @@ impl Mask {
         let [sequence, head_stride, row_stride, _] = strides;
         let start_stride = if dense { sequence } else { row_stride };
         Ok(Mask { tensor, start_stride, head_stride, row_stride })
+    }
+
+    pub fn is_bits(&self) -> bool {
+        self.tensor.dtype == DType::I32
+    }
+
+    /// A word of bits, for an executor that computes on the host.
+    ///
+    /// # Safety
+    /// The mask has bits, and the word is one of its own.
+    #[inline(always)]
+    pub unsafe fn word(&self, at: usize) -> u32 {
+        self.tensor.data.cast::<u32>().add(at).read()
     }
 
     /// Elements from the first to the one of key 0.

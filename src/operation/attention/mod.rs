@@ -5,15 +5,17 @@
 //! at position L − n + i, so a part of a prompt sees the cache before it (bottom-right alignment).
 //!
 //! Masks: causal keeps k ≤ q; a window W keeps 0 ≤ q − k < W, without causal |q − k| < W. The soft cap c turns a score
-//! s into c·tanh(s/c) before the mask (Gemma 2). Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
+//! s into c·tanh(s/c) before the mask (Gemma 2). A prefix of P keys replaces k ≤ q by k ≤ max(q, P − 1) and the window by
+//! |q − k| < W. Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
 //! gives 0 and lse = −inf, or the head's sink.
 
 mod decode;
 mod device_lengths;
 mod head_terms;
-mod mask;
+pub mod mask;
 mod prefill;
 mod prefix;
+mod tree;
 
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
@@ -23,6 +25,7 @@ pub use device_lengths::{DeviceLengths, DeviceSource};
 pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 pub use prefix::{Partial, SharedPrefix};
+pub use tree::{Tree, MAX_TREE_ROWS};
 
 /// What stays the same from call to call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -105,13 +108,15 @@ impl AttentionConfig {
 
     /// The keys [begin, end) that a query at `position` sees of `kv_length`.
     pub fn visible(&self, position: usize, kv_length: usize) -> (usize, usize) {
-        let end = if self.causal { (position + 1).min(kv_length) } else { kv_length };
+        self.visible_with_prefix(position, kv_length, 0)
+    }
+
+    /// The same where the causal mask hides none of the first `prefix` keys.
+    pub fn visible_with_prefix(&self, position: usize, kv_length: usize, prefix: usize) -> (usize, usize) {
+        let end = if self.causal { (position + 1).max(prefix).min(kv_length) } else { kv_length };
         let (begin, end) = match self.window {
             0 => (0, end),
-            window => {
-                let begin = (position + 1).saturating_sub(window);
-                (begin, if self.causal { end } else { end.min(position + window) })
-            }
+            window => ((position + 1).saturating_sub(window), end.min(position + window)),
         };
         let (begin, end) = match position.checked_div(self.chunk) {
             None => (begin, end),
@@ -210,6 +215,11 @@ mod tests {
         assert_eq!(chunked(false, 0).visible(5, 10), (4, 8));
         assert_eq!(chunked(false, 0).visible(9, 10), (8, 10));
         assert_eq!(chunked(false, 0).visible(9, 4), (4, 4));
+        assert_eq!(config(true, 0).visible_with_prefix(3, 10, 6), (0, 6));
+        assert_eq!(config(true, 0).visible_with_prefix(7, 10, 6), (0, 8));
+        assert_eq!(config(true, 2).visible_with_prefix(3, 10, 6), (2, 5));
+        assert_eq!(config(true, 2).visible_with_prefix(7, 10, 6), (6, 8));
+        assert_eq!(chunked(true, 0).visible_with_prefix(3, 10, 6), (0, 4));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use super::device_lengths::DeviceLengths;
 use super::head_terms::HeadTerms;
 use super::mask::Mask;
+use super::tree::Tree;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::{collected, with_room};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::operation::access::Visit;
 use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, KvView, Placement, Tensor};
@@ -21,6 +22,8 @@ pub struct SequenceSpan {
     /// Counts the views' sequence strides.
     pub kv_start: usize,
     pub kv_length: usize,
+    /// Keys from the first on that every row sees, as far as the causal mask goes.
+    pub prefix: usize,
 }
 
 /// From one start of a sequence to the next.
@@ -55,6 +58,7 @@ pub struct AttentionPrefill {
     /// f32 [1] or [kv_heads]: what query elements in FP8 count.
     pub query_scales: Option<Tensor>,
     pub terms: HeadTerms,
+    pub tree: Option<Tree>,
 }
 
 /// Where a prefill's keys are.
@@ -149,6 +153,7 @@ impl AttentionPrefill {
                     query_count,
                     kv_start,
                     kv_length,
+                    prefix: 0,
                 });
             }
         }
@@ -167,6 +172,7 @@ impl AttentionPrefill {
             mask: None,
             query_scales: None,
             terms: HeadTerms::default(),
+            tree: None,
         })
     }
 
@@ -221,7 +227,7 @@ impl AttentionPrefill {
         if config.causal && rows > keys {
             return Err(Error::invalid(format!("{rows} query rows and only {keys} keys under a causal mask")));
         }
-        let span = |b| SequenceSpan { query_start: b, query_count: rows, kv_start: b, kv_length: keys };
+        let span = |b| SequenceSpan { query_start: b, query_count: rows, kv_start: b, kv_length: keys, prefix: 0 };
         let sequences = collected((0..if rows == 0 { 0 } else { batch }).map(span), SEQUENCES)?;
         Ok(AttentionPrefill {
             config,
@@ -237,6 +243,7 @@ impl AttentionPrefill {
             mask: None,
             query_scales: None,
             terms: HeadTerms::default(),
+            tree: None,
         })
     }
 
@@ -246,7 +253,39 @@ impl AttentionPrefill {
         let Some(mask) = mask else { return Ok(self) };
         let keys = self.longest();
         let extents = [self.blocks, self.config.query_heads, self.query.tokens, keys];
-        self.mask = Some(Mask::new(mask, extents, self.blocks > 1 || self.starts.lse != 1)?);
+        self.mask = Some(Mask::new(mask, extents, self.is_dense())?);
+        Ok(self)
+    }
+
+    /// Whether each sequence has a block of rows.
+    pub(super) fn is_dense(&self) -> bool {
+        self.blocks > 1 || self.starts.lse != 1
+    }
+
+    /// Keys of each of the call's sequences that all its rows see, from the first key on, whatever the causal mask says (PrefixLM).
+    /// `query_starts` are those of the call; empty: of a batch.
+    pub fn with_prefixes(mut self, prefixes: &[i32], query_starts: &[i32]) -> Result<AttentionPrefill> {
+        if prefixes.is_empty() {
+            return Ok(self);
+        }
+        if !self.config.causal {
+            let text = "`prefix_lengths` is given, and the attention is bidirectional: every key is seen";
+            return Err(Error::new(Status::Attention, text));
+        }
+        if self.lengths.is_some() {
+            let text = "`prefix_lengths` is given, and lengths lie in device memory: it is read on the host";
+            return Err(Error::unsupported(text));
+        }
+        let mut spans = self.sequences.iter_mut();
+        for (b, &prefix) in prefixes.iter().enumerate() {
+            let has_rows = query_starts.get(b..b + 2).is_none_or(|pair| pair[0] < pair[1]);
+            let Some(span) = has_rows.then(|| spans.next()).flatten() else { continue };
+            if prefix < 0 || prefix as usize > span.kv_length {
+                let text = format!("prefix_lengths[{b}] is {prefix}; the sequence has {} keys", span.kv_length);
+                return Err(Error::invalid(text).with_limit(prefix.max(0) as u64, span.kv_length as u64));
+            }
+            span.prefix = prefix as usize;
+        }
         Ok(self)
     }
 
@@ -319,6 +358,7 @@ impl AttentionPrefill {
         }
         visit.read("query_scale", self.query_scales.as_ref());
         self.terms.accesses(visit);
+        visit.read("tree_parents", self.tree.as_ref().map(|tree| &tree.parents));
         visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
         let last = match &self.lengths {
             None => self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0)),
@@ -359,7 +399,7 @@ impl AttentionPrefill {
         for span in bounds.into_iter().flatten().chain(self.sequences.iter().copied()) {
             let visible = |row: usize| {
                 let position = (span.kv_length + row).saturating_sub(span.query_count);
-                self.config.visible(position, span.kv_length)
+                self.config.visible_with_prefix(position, span.kv_length, span.prefix)
             };
             for row in 0..span.query_count {
                 let (begin, end) = visible(row);

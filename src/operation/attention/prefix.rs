@@ -87,7 +87,13 @@ impl SharedPrefix {
         let mut sequences = with_room(parts, "the parts of a shared prefix")?;
         for part in 0..parts {
             let kv_length = part_tokens.min(self.tokens - part * part_tokens);
-            sequences.push(SequenceSpan { query_start: part, query_count: tokens, kv_start: part, kv_length });
+            sequences.push(SequenceSpan {
+                query_start: part,
+                query_count: tokens,
+                kv_start: part,
+                kv_length,
+                prefix: 0,
+            });
         }
         if tokens == 0 {
             sequences.clear();
@@ -107,6 +113,7 @@ impl SharedPrefix {
             mask: None,
             query_scales: None,
             terms: HeadTerms::default(),
+            tree: None,
         })
     }
 
