@@ -226,11 +226,11 @@ impl KvCache {
         for layer in 0..self.options.layers {
             let layer = self.layer(layer)?;
             let tokens = self.options.ring_tokens().map_or(tokens, |ring| ring.min(tokens));
-            let parts = [(layer.key_view(), layer.head_dim), (layer.value_view(), layer.value_dim)];
-            for (view, dim) in &parts[..if self.options.values_in_keys { 1 } else { 2 }] {
+            let parts = [layer.key_view(), layer.value_view()];
+            for view in &parts[..if self.options.values_in_keys { 1 } else { 2 }] {
                 let last = (layer.heads - 1) * view.head_stride + (tokens - 1) * view.token_stride;
-                let bytes = (last + dim) * layer.dtype.size();
-                let block = |sequence| view.data.wrapping_byte_add(view.origin(sequence) * layer.dtype.size());
+                let bytes = last * view.dtype.size() + view.dtype.row_bytes(view.dim);
+                let block = |sequence| view.data.wrapping_byte_add(view.origin(sequence) * view.dtype.size());
                 // SAFETY: both blocks lie in the layer.
                 queue(unsafe { MemoryCopy::new(block(to), block(from), bytes, CopyKind::DeviceToDevice) })?;
             }
