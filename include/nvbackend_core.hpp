@@ -100,6 +100,9 @@ inline std::size_t dtype_size(uint32_t dtype) noexcept {
       return 2;
     case NVB_DTYPE_FP8_E4M3:
     case NVB_DTYPE_FP8_E5M2:
+    case NVB_DTYPE_KV_INT8:  // rows of bytes, as are the two below
+    case NVB_DTYPE_KV_Q8_0:
+    case NVB_DTYPE_KV_Q4_0:
       return 1;
     default:
       return 0;

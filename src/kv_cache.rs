@@ -6,7 +6,9 @@
 
 mod engine;
 mod pages;
+mod sequence_file;
 mod sequences;
+mod swap;
 mod table;
 
 use crate::allocation::filled;
@@ -18,6 +20,7 @@ use engine::EngineMemory;
 use pages::Pages;
 use sequences::Sequences;
 pub use sequences::{Queue, Usage};
+pub use swap::Swap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
@@ -42,7 +45,10 @@ pub struct KvCacheOptions {
     pub values_in_keys: bool,
     /// No position of a sequence reaches this.
     pub capacity: usize,
+    /// Of the keys.
     pub dtype: DType,
+    /// `None`: that of the keys.
+    pub value_dtype: Option<DType>,
     /// 0: no pages.
     pub page_tokens: usize,
     /// Of the pool; 0: enough for every sequence at its capacity.
@@ -67,6 +73,7 @@ impl Default for KvCacheOptions {
             values_in_keys: false,
             capacity: 1,
             dtype: DType::F32,
+            value_dtype: None,
             page_tokens: 0,
             pages: 0,
             window: 0,
@@ -116,6 +123,16 @@ impl KvCacheOptions {
             0 => self.head_dim,
             dim => dim,
         }
+    }
+
+    pub fn value_dtype(&self) -> DType {
+        self.value_dtype.unwrap_or(self.dtype)
+    }
+
+    /// Bytes of a head's key, and of its value where that has memory of its own.
+    fn row_bytes(&self) -> (usize, usize) {
+        let value = if self.values_in_keys { 0 } else { self.value_dtype().row_bytes(self.value_dim()) };
+        (self.dtype.row_bytes(self.head_dim), value)
     }
 
     /// Entries of a sequence's row of the page table.
@@ -172,16 +189,26 @@ impl KvCacheOptions {
             return contradiction("window and page_tokens are given: a cache is a ring or has pages");
         }
         expect_kv(self.dtype)?;
+        expect_kv(self.value_dtype())?;
+        if self.values_in_keys && (self.dtype.is_kv_row() || self.value_dtype() != self.dtype) {
+            return Err(Error::invalid(format!(
+                "values_in_keys is given, and the dtypes are {} and {}: a value is a part of its key where both are one float type or FP8",
+                self.dtype,
+                self.value_dtype()
+            )));
+        }
         self.check_scales()?;
         Ok(())
     }
 
     fn check_scales(&self) -> Result<()> {
-        for (name, scales) in [("key_scales", self.key_scales), ("value_scales", self.value_scales)] {
+        for (name, scales, dtype) in
+            [("key_scales", self.key_scales, self.dtype), ("value_scales", self.value_scales, self.value_dtype())]
+        {
             let Some(scales) = scales else { continue };
-            if !self.dtype.is_fp8() {
-                return Err(Error::invalid(format!("`{name}` are given for a KV cache of dtype {}", self.dtype))
-                    .with_advice("keys and values in FP8 have scales"));
+            if !dtype.is_fp8() {
+                return Err(Error::invalid(format!("`{name}` are given for a KV cache of dtype {dtype}"))
+                    .with_advice("keys and values in FP8 have scales of the engine's"));
             }
             scales.expect_dtype(name, DType::F32)?;
             scales.expect_shape(name, &[self.layers, self.kv_heads])?;
@@ -217,11 +244,10 @@ impl KvCacheOptions {
             return Err(Error::invalid(format!("{blocks} pages; at most {MAX_PAGES} are supported"))
                 .with_limit(blocks as u64, MAX_PAGES as u64));
         }
-        let bytes = |blocks: usize, dim: usize| {
-            let elements = self.kv_heads.checked_mul(tokens)?.checked_mul(dim)?.checked_mul(blocks)?;
-            elements.checked_mul(self.dtype.size())
+        let bytes = |blocks: usize, row_bytes: usize| {
+            self.kv_heads.checked_mul(tokens)?.checked_mul(row_bytes)?.checked_mul(blocks)
         };
-        let value_dim = if self.values_in_keys { 0 } else { self.value_dim() };
+        let (key_row, value_row) = self.row_bytes();
         let overflow = || Error::invalid(format!("the size of a KV cache of {self:?} overflows"));
         let fits = |bytes: Option<usize>| bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(overflow);
         // Every vector width, and the strides of TMA, are multiples of 16 bytes; where layers of whole blocks begin, of 256.
@@ -229,8 +255,8 @@ impl KvCacheOptions {
             0 => (blocks, 256, 1),
             _ => (1, 16, blocks),
         };
-        let part = |dim: usize| fits(bytes(of_part, dim).and_then(|bytes| bytes.checked_next_multiple_of(alignment)));
-        let (key_bytes, value_bytes) = (part(self.head_dim)?, part(value_dim)?);
+        let part = |row: usize| fits(bytes(of_part, row).and_then(|bytes| bytes.checked_next_multiple_of(alignment)));
+        let (key_bytes, value_bytes) = (part(key_row)?, part(value_row)?);
         let layer = key_bytes.checked_add(value_bytes);
         let all = layer.and_then(|bytes| bytes.checked_mul(parts)?.checked_mul(self.layers));
         Ok(Layout { blocks, tokens, key_bytes, value_bytes, bytes: fits(all)? })
@@ -264,7 +290,8 @@ impl KvCacheOptions {
         let value = if self.values_in_keys { key } else { key.wrapping_add(layout.key_bytes) };
         let addresses: (*mut c_void, *mut c_void) = (key.cast(), value.cast());
         let extents = [self.sequences, self.kv_heads, layout.tokens];
-        let blocks = CacheLayer::of_dims(addresses, self.dtype, extents, (self.head_dim, self.value_dim()));
+        let dtypes = (self.dtype, self.value_dtype());
+        let blocks = CacheLayer::of_dims(addresses, dtypes, extents, (self.head_dim, self.value_dim()));
         let mut blocks = self.with_scales(layer, blocks);
         if self.values_in_keys {
             let (block, head, token) = (blocks.sequence_stride, blocks.head_stride, blocks.token_stride);
@@ -276,7 +303,8 @@ impl KvCacheOptions {
             }
             (0, None) => blocks,
             (page_tokens, _) => {
-                let page_stride = self.layers * layout.layer_bytes() / self.dtype.size();
+                let page_bytes = self.layers * layout.layer_bytes();
+                let page_stride = page_bytes / self.dtype.size();
                 let table = PageTable {
                     entries,
                     sequences: self.sequences,
@@ -290,7 +318,10 @@ impl KvCacheOptions {
                     capacity: self.capacity,
                     sequence_stride: table.row_stride,
                     placement: Placement::Paged(table),
-                    value_strides: ValueStrides { block: page_stride, ..blocks.value_strides },
+                    value_strides: ValueStrides {
+                        block: page_bytes / self.value_dtype().size(),
+                        ..blocks.value_strides
+                    },
                     ..blocks
                 }
             }
@@ -325,15 +356,15 @@ impl KvCache {
         Ok(KvCache { options, memory: Memory::Library { allocation, pages: table, layout }, sequences })
     }
 
-    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim] with
-    /// any strides that all keys share, and all values. A block is a page, or without pages a sequence.
+    /// A cache over the engine's memory: keys, then values of each layer, [blocks, kv_heads, tokens, head_dim or value_dim, or a
+    /// row's bytes] with any strides that all keys share, and all values. A block is a page, or without pages a sequence.
     pub fn over(options: KvCacheOptions, tensors: &[Tensor]) -> Result<KvCache> {
         let dtype = tensors.first().map_or(options.dtype, |tensor| tensor.dtype);
-        let options = KvCacheOptions { dtype, ..options };
+        let value_dtype = Some(tensors.get(1).map_or(options.value_dtype(), |tensor| tensor.dtype));
+        let options = KvCacheOptions { dtype, value_dtype, ..options };
         options.check(true)?;
         let engine = EngineMemory::new(&options, tensors)?;
         let options = KvCacheOptions {
-            dtype: engine.dtype,
             sequences: if options.page_tokens == 0 { engine.blocks } else { options.sequences },
             ..options
         };
@@ -397,10 +428,12 @@ impl KvCache {
 
 /// Refuses what keys and values cannot be kept in.
 fn expect_kv(dtype: DType) -> Result<()> {
-    if dtype.is_float() || dtype.is_fp8() {
+    if dtype.is_float() || dtype.is_fp8() || dtype.is_kv_row() {
         return Ok(());
     }
-    Err(Error::invalid(format!("a KV cache of dtype {dtype}; f32, f16, bf16, fp8 e4m3 or fp8 e5m2 is needed")))
+    Err(Error::invalid(format!(
+        "a KV cache of dtype {dtype}; f32, f16, bf16, fp8 e4m3, fp8 e5m2, or rows of int8, q8_0 or q4_0 are needed"
+    )))
 }
 
 /// A list of `count` zeros for what a cache's sequences or pages have.

@@ -2,6 +2,7 @@
 
 mod cache_layer;
 pub mod fp8;
+pub mod kv_row;
 
 use crate::error::{numbered, Error, Result};
 use half::{bf16, f16};
@@ -20,6 +21,10 @@ numbered! {
         /// Of attention's queries, keys and values alone, as is the next.
         F8E4m3 = 5,
         F8E5m2 = 6,
+        /// Rows of a cache, as are the two below: bytes, whose values and scales [`kv_row`] tells.
+        KvInt8 = 7,
+        KvQ8_0 = 8,
+        KvQ4_0 = 9,
     }
 }
 
@@ -30,7 +35,7 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::Bf16 => 2,
-            DType::F8E4m3 | DType::F8E5m2 => 1,
+            DType::F8E4m3 | DType::F8E5m2 | DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => 1,
         }
     }
 
@@ -54,6 +59,9 @@ impl fmt::Display for DType {
             DType::I32 => "i32",
             DType::F8E4m3 => "fp8 e4m3",
             DType::F8E5m2 => "fp8 e5m2",
+            DType::KvInt8 => "int8 rows",
+            DType::KvQ8_0 => "q8_0 rows",
+            DType::KvQ4_0 => "q4_0 rows",
         })
     }
 }

@@ -18,7 +18,8 @@
 // Queries and keys have head_dim elements, values and outputs value_dim. Scales of quantised queries, keys and values
 // multiply what is read: (query * query_scale) . (key * key_scale), and (value * value_scale).
 //
-// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too,
+// Supported by both operations: query, key/value and output of any float dtype each, keys and values of FP8 too, and
+// of rows with scales of their own, each of the two of its own dtype,
 // head_dim 1 to 576, value_dim 1 to 512, query_heads a multiple of kv_heads, scale finite, soft_cap >= 0, window >= 0,
 // lengths to 2^30. Everything else is cudaErrorInvalidValue. All strides are in elements and the head dimension is
 // contiguous.
@@ -103,7 +104,8 @@ struct nvb_attention_prefill_params {
   int64_t mask_row_stride;
   int64_t mask_head_stride;
   uint32_t query_dtype;
-  uint32_t kv_dtype;
+  uint32_t kv_dtype;     // of keys
+  uint32_t value_dtype;  // 0: that of the keys
   uint32_t output_dtype;
   uint32_t mask_dtype;         // any float dtype, or I32
   int32_t query_scale_stride;  // 0 (one of the tensor) or 1 (one a KV head), as the other two
@@ -145,6 +147,17 @@ inline int64_t most_tiles(const nvb_attention_prefill_params& p, int rows) {
   if (p.query_starts == nullptr) return of_sequences;
   const int64_t of_rows = (p.query_rows + int64_t{p.sequences} * (rows - 1)) / rows;
   return of_rows < of_sequences ? of_rows : of_sequences;
+}
+
+// Whether keys and values are floats or FP8 of one dtype; others, and rows with scales of their own (kv_row.cuh), are
+// for kernels that say so.
+template <typename Params>
+bool has_plain_elements(const Params& p) {
+  return p.kv_dtype <= NVB_F8_E5M2 && (p.value_dtype == 0 || p.value_dtype == p.kv_dtype);
+}
+template <typename Params>
+constexpr uint32_t value_dtype_of(const Params& p) {
+  return p.value_dtype == 0 ? p.kv_dtype : p.value_dtype;
 }
 
 inline bool has_scales(const nvb_attention_prefill_params& p) {
@@ -232,7 +245,8 @@ struct nvb_attention_decode_params {
   int64_t output_token_stride;
   int64_t output_head_stride;
   uint32_t query_dtype;
-  uint32_t kv_dtype;
+  uint32_t kv_dtype;     // of keys
+  uint32_t value_dtype;  // 0: that of the keys
   uint32_t output_dtype;
   int32_t sequences;
   int32_t rows_per_sequence;  // 1 to NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE

@@ -5,13 +5,14 @@
 #include "attention_decode.cuh"
 #include "attention_decode_ring.h"
 #include "attention_decode_rope.h"
+#include "attention_decode_rows.h"
 
 namespace nvb {
 namespace {
 
 bool are_valid(const nvb_attention_decode_params& p) {
   if (float_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
-      float_dtype_bytes(p.output_dtype) == 0) {
+      kv_dtype_bytes(value_dtype_of(p)) == 0 || float_dtype_bytes(p.output_dtype) == 0) {
     return false;
   }
   if (p.sequences < 0 || p.sequences > 65535 || p.head_dim < 1 || p.head_dim > 576) return false;
@@ -49,14 +50,16 @@ struct DecodeKernel {
   bool takes_terms;
   bool (*supports)(const nvb_attention_decode_params&, const nvb_launch&, nvb_attention_decode_shape&);
   cudaError_t (*launch)(const DecodeArguments&, const nvb_launch&);
-  bool rotates = false;  // its new tokens; the others want them rotated and in the cache
+  bool rotates = false;     // its new tokens; the others want them rotated and in the cache
+  bool takes_rows = false;  // of keys and values with scales of their own, or of two dtypes
 };
 
 constexpr DecodeKernel kKernels[] = {
     {"attention_decode_short", false, supports_decode_short, launch_decode_short},
     {"attention_decode_ring", false, supports_decode_ring, launch_decode_ring},
     {"attention_decode_mma", true, supports_decode_mma, launch_decode_mma},
-    {"attention_decode_simt", true, supports_decode_simt, launch_decode_simt},
+    {"attention_decode_rows", false, supports_decode_rows, launch_decode_rows, false, true},
+    {"attention_decode_simt", true, supports_decode_simt, launch_decode_simt, false, true},
     {"attention_decode_rope", false, supports_decode_rope, launch_decode_rope, true},
 };
 
@@ -78,7 +81,8 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
   *shape = {};
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && kernel->rotates == (params->rope != nullptr) &&
-         (kernel->takes_terms || !nvb::has_terms(*params)) && kernel->supports(*params, *launch, *shape);
+         (kernel->takes_terms || !nvb::has_terms(*params)) &&
+         (kernel->takes_rows || nvb::has_plain_elements(*params)) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

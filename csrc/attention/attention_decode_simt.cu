@@ -9,6 +9,7 @@
 // Shared memory: heads f32 rows of Q as wide as head_dim or value_dim, in whose place the output is left; scores 1 KiB.
 // Registers: the output of 8 heads x 4 columns, the scores of 4 keys x 8 heads.
 #include <algorithm>
+#include <type_traits>
 
 #include "../common/reduce.cuh"
 #include "attention_decode.cuh"
@@ -63,6 +64,21 @@ __device__ __forceinline__ void load_elements(const T* address, float (&values)[
   }
 }
 
+// Stands for elements whose type is known when the kernel runs: of two dtypes, or rows with scales of their own.
+struct AnyElement {
+  uint8_t byte;
+};
+
+// A key's or value's element, of a row that lies `offset` elements behind `base`.
+__device__ __forceinline__ float any_element(const AnyElement* base, uint32_t dtype, int dim, int64_t offset,
+                                             int column) {
+  const AnyElement* const row = base + offset * kv_dtype_bytes(dtype);
+  if (is_kv_row(dtype)) return kv_row_element(reinterpret_cast<const uint8_t*>(row), dtype, dim, column);
+  if (dtype == NVB_F8_E4M3) return to_float(reinterpret_cast<const fp8_e4m3*>(row)[column]);
+  if (dtype == NVB_F8_E5M2) return to_float(reinterpret_cast<const fp8_e5m2*>(row)[column]);
+  return load_element(row, dtype, column);
+}
+
 // Width is 4 where head_dim, strides and addresses allow vectors, else 1.
 template <typename T, int Width>
 __global__ void __launch_bounds__(kThreads)
@@ -83,10 +99,15 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % 32;
   const DecodeBlock block = find_decode_block<kKeys>(arguments, 1);
   if (block.split >= block.splits) return;
-  const T* key = static_cast<const T*>(p.key) + sequence_offset(p, block, p.key_sequence_stride) +
-                 block.kv_head * p.key_head_stride;
-  const T* value = static_cast<const T*>(p.value) + sequence_offset(p, block, p.value_sequence_stride) +
-                   block.kv_head * p.value_head_stride;
+  constexpr bool kAny = std::is_same_v<T, AnyElement>;
+  const uint32_t value_dtype = value_dtype_of(p);
+  const int key_units = kAny ? kv_dtype_bytes(p.kv_dtype) : 1, value_units = kAny ? kv_dtype_bytes(value_dtype) : 1;
+  const T* key =
+      static_cast<const T*>(p.key) +
+      (sequence_offset(p, block, p.key_sequence_stride) + block.kv_head * p.key_head_stride) * key_units;
+  const T* value =
+      static_cast<const T*>(p.value) +
+      (sequence_offset(p, block, p.value_sequence_stride) + block.kv_head * p.value_head_stride) * value_units;
   const bool placed = is_placed(p.placement);
   const auto offset_of = [&](int first, int i, int64_t token_stride) {
     return placed ? kv_offset(p.placement.block_stride, rows[i], token_stride) : (first + i) * token_stride;
@@ -137,7 +158,12 @@ __global__ void __launch_bounds__(kThreads)
             for (int j = 0; j < Width; ++j) k[i][j] = 0.0f;
             continue;
           }
-          load_elements<T, Width>(key + offset_of(first, row, p.key_token_stride) + column, k[i]);
+          const int64_t offset = offset_of(first, row, p.key_token_stride);
+          if constexpr (kAny) {
+            k[i][0] = any_element(key, p.kv_dtype, p.head_dim, offset, column);
+          } else {
+            load_elements<T, Width>(key + offset + column, k[i]);
+          }
         }
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
@@ -189,12 +215,19 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kColumns; ++j) {
       const int column = j * kThreads + static_cast<int>(threadIdx.x);
       if (column < p.value_dim) {
-        const T* source = value + (placed ? 0 : first * p.value_token_stride) + column;
+        const T* source = value + (placed ? 0 : first * p.value_token_stride * value_units);
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
           const int64_t offset = placed ? kv_offset(p.placement.value_block_stride, rows[i], p.value_token_stride)
                                         : i * p.value_token_stride;
-          const float v = placed && rows[i] == kNoRow ? 0.0f : to_float(source[offset]);
+          float v = 0.0f;
+          if (!placed || rows[i] != kNoRow) {
+            if constexpr (kAny) {
+              v = any_element(source, value_dtype, p.value_dim, offset, column);
+            } else {
+              v = to_float(source[offset + column]);
+            }
+          }
 #pragma unroll
           for (int h = 0; h < kHeads; ++h) {
             if (h < block.heads) output[h][j] = fmaf(score[i][h], v, output[h][j]);
@@ -254,6 +287,12 @@ bool supports_decode_simt(const nvb_attention_decode_params& p, const nvb_launch
 }
 
 cudaError_t launch_decode_simt(const DecodeArguments& arguments, const nvb_launch& launch) {
+  if (!has_plain_elements(arguments.params)) {
+    const nvb_attention_decode_params& p = arguments.params;
+    const dim3 grid(p.splits, p.kv_heads * p.chunks, p.sequences);
+    return launch_overlapped(attention_decode_simt_kernel<AnyElement, 1>, grid, dim3(kThreads), shared_bytes(p),
+                             &launch, arguments);
+  }
   switch (arguments.params.kv_dtype) {
     case NVB_F32:
       return launch_dtype<float>(arguments, launch);

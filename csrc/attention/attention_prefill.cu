@@ -17,7 +17,8 @@ SharedClass shared_class(int capability) {
 }
 
 bool are_valid(const nvb_attention_prefill_params& p) {
-  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
+  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || is_kv_row(p.query_dtype) ||
+      kv_dtype_bytes(value_dtype_of(p)) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
       (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0 && p.mask_dtype != NVB_I32)) {
     return false;
   }
@@ -109,15 +110,16 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 struct PrefillKernel {
   const char* name;
   bool takes_terms;
+  bool takes_rows;  // of keys and values with scales of their own, or of two dtypes
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };
 
 constexpr PrefillKernel kKernels[] = {
-    {"attention_prefill_wgmma", false, prefill_wgmma, launch_wgmma},
-    {"attention_prefill_fp8", false, prefill_fp8, launch_fp8},
-    {"attention_prefill_mma", true, prefill_mma, launch_mma},
-    {"attention_prefill_simt", true, prefill_simt, launch_simt},
+    {"attention_prefill_wgmma", false, false, prefill_wgmma, launch_wgmma},
+    {"attention_prefill_fp8", false, false, prefill_fp8, launch_fp8},
+    {"attention_prefill_mma", true, false, prefill_mma, launch_mma},
+    {"attention_prefill_simt", true, true, prefill_simt, launch_simt},
 };
 
 const PrefillKernel* kernel_at(int index) {
@@ -151,7 +153,7 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_terms || !nvb::has_terms(*params)) &&
-         kernel->supports(*params, *launch, *shape);
+         (kernel->takes_rows || nvb::has_plain_elements(*params)) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,

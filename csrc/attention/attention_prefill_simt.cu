@@ -32,10 +32,24 @@ struct Rows {
   const uint32_t* places;  // null: none
 };
 
+// Elements of rows with scales of their own.
+struct KvRowElements {
+  const uint8_t* rows;
+  uint32_t dtype;
+  int dim;
+};
+template <typename T>
+__device__ __forceinline__ float element_at(const T* elements, int64_t row, int column) {
+  return to_float(elements[row + column]);
+}
+__device__ __forceinline__ float element_at(const KvRowElements& elements, int64_t row, int column) {
+  return kv_row_element(elements.rows + row, elements.dtype, elements.dim, column);
+}
+
 // Calls store(row, column, element) for this thread's part of 64 rows and kWidth columns from first_column on: zero
 // outside valid_rows x dim, and for rows that lie nowhere. kUnroll loads are under way at a time.
-template <int kWidth, int kUnroll, typename T, typename Store>
-__device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int valid_rows, int first_column, int dim,
+template <int kWidth, int kUnroll, typename Elements, typename Store>
+__device__ __forceinline__ void load_rows(const Elements& global, const Rows& rows, int valid_rows, int first_column, int dim,
                                           const Store& store) {
   constexpr int kCount = 64 * kWidth / kThreads;
   if (rows.places == nullptr) {
@@ -45,7 +59,7 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
       const int row = index / kWidth;
       const int column = index % kWidth;
       const bool valid = row < valid_rows && first_column + column < dim;
-      store(row, column, valid ? to_float(global[row * rows.stride + first_column + column]) : 0.0f);
+      store(row, column, valid ? element_at(global, row * rows.stride, first_column + column) : 0.0f);
     }
     return;
   }
@@ -56,30 +70,31 @@ __device__ __forceinline__ void load_rows(const T* global, const Rows& rows, int
     const int column = index % kWidth;
     const uint32_t place = row < valid_rows ? rows.places[row] : kNoRow;
     const bool valid = place != kNoRow && first_column + column < dim;
-    const int64_t offset = valid ? kv_offset(rows.block_stride, place, rows.stride) + first_column + column : 0;
-    store(row, column, valid ? to_float(global[offset]) : 0.0f);
+    const int64_t offset = valid ? kv_offset(rows.block_stride, place, rows.stride) : 0;
+    store(row, column, valid ? element_at(global, offset, first_column + column) : 0.0f);
   }
 }
 
 // shared[column][row] = global[row][first_column + column].
-template <int kUnroll, typename T>
-__device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const T* global, const Rows& rows,
+template <int kUnroll, typename Elements>
+__device__ __forceinline__ void load_transposed(float (*shared)[kPitch], const Elements& global, const Rows& rows,
                                                 int valid_rows, int first_column, int dim) {
   load_rows<kDepth, kUnroll>(global, rows, valid_rows, first_column, dim,
                              [&](int row, int column, float value) { shared[column][row] = value; });
 }
 
 // shared[row][column] = global[row][first_column + column].
-template <int kUnroll, typename T>
-__device__ __forceinline__ void load_straight(float (*shared)[kPitch], const T* global, const Rows& rows,
+template <int kUnroll, typename Elements>
+__device__ __forceinline__ void load_straight(float (*shared)[kPitch], const Elements& global, const Rows& rows,
                                               int valid_rows, int first_column, int dim) {
   load_rows<kColumns, kUnroll>(global, rows, valid_rows, first_column, dim,
                                [&](int row, int column, float value) { shared[row][column] = value; });
 }
 
-// Calls `use` with `base + offset` as a pointer of the tensor's element type.
+// Calls `use` with `base + offset` as a pointer of the tensor's element type, or as rows of `dim` elements.
 template <typename Use>
-__device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, int64_t offset, const Use& use) {
+__device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, int64_t offset, int dim,
+                                              const Use& use) {
   if (dtype == NVB_F32) {
     use(static_cast<const float*>(base) + offset);
   } else if (dtype == NVB_F16) {
@@ -88,6 +103,8 @@ __device__ __forceinline__ void with_elements(const void* base, uint32_t dtype, 
     use(static_cast<const fp8_e4m3*>(base) + offset);
   } else if (dtype == NVB_F8_E5M2) {
     use(static_cast<const fp8_e5m2*>(base) + offset);
+  } else if (is_kv_row(dtype)) {
+    use(KvRowElements{static_cast<const uint8_t*>(base) + offset, dtype, dim});
   } else {
     use(static_cast<const __nv_bfloat16*>(base) + offset);
   }
@@ -188,11 +205,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     float score[4][4] = {};
     for (int column = 0; column < p.head_dim; column += kDepth) {
       __syncthreads();
-      with_elements(p.query, p.query_dtype, first_query, [&](const auto* query) {
+      with_elements(p.query, p.query_dtype, first_query, p.head_dim, [&](const auto& query) {
         load_transposed<kUnroll>(operands, query, query_rows, rows, column, p.head_dim);
       });
       const int64_t first = key_offset + (placed ? 0 : tile_key * p.key_token_stride);
-      with_elements(p.key, p.kv_dtype, first, [&](const auto* key) {
+      with_elements(p.key, p.kv_dtype, first, p.head_dim, [&](const auto& key) {
         load_transposed<kUnroll>(operands + kDepth, key, key_rows, valid_keys, column, p.head_dim);
       });
       __syncthreads();
@@ -253,7 +270,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (chunk * kColumns >= p.value_dim) break;
       __syncthreads();
       const int64_t first = value_offset + (placed ? 0 : tile_key * p.value_token_stride);
-      with_elements(p.value, p.kv_dtype, first, [&](const auto* value) {
+      with_elements(p.value, value_dtype_of(p), first, p.value_dim, [&](const auto& value) {
         load_straight<kUnroll>(operands, value, value_rows, valid_keys, chunk * kColumns, p.value_dim);
       });
       __syncthreads();

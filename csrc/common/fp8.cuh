@@ -1,6 +1,7 @@
 // Elements of 8 bits as keys and values lie in a cache (launch.h has their dtypes), as C++ types beside __half.
 #pragma once
 
+#include "kv_row.cuh"
 #include "quantized_element.cuh"
 #include "quantized_encode.cuh"
 
@@ -20,9 +21,9 @@ __device__ __forceinline__ float to_float(fp8_e5m2 value) {
   return decode_fp8<NVB_FP8_E5M2>(value.code);
 }
 
-// Bytes of an element of a cache; 0 for a dtype that no cache has.
+// Bytes of an element of a cache, 1 of the bytes of a row with scales (kv_row.cuh); 0 for a dtype that no cache has.
 __host__ __device__ constexpr int kv_dtype_bytes(uint32_t dtype) {
-  return dtype == NVB_F8_E4M3 || dtype == NVB_F8_E5M2 ? 1 : float_dtype_bytes(dtype);
+  return dtype == NVB_F8_E4M3 || dtype == NVB_F8_E5M2 || is_kv_row(dtype) ? 1 : float_dtype_bytes(dtype);
 }
 
 // Stores `Width` neighbours, each to the nearest, ties to even, saturated; 8 of them at an address of a multiple of 8.

@@ -17,6 +17,9 @@ enum nvb_dtype_code : uint32_t {
   NVB_I32 = 4,
   NVB_F8_E4M3 = 5,  // keys and values in a cache: largest 448, no infinity, 0x7f and 0xff are NaN
   NVB_F8_E5M2 = 6,  // the same, largest finite 57344, with infinities
+  NVB_KV_INT8 = 7,  // rows of a cache with scales of their own, as are the two below: kv_row.cuh
+  NVB_KV_Q8_0 = 8,
+  NVB_KV_Q4_0 = 9,
 };
 
 // Activations, the values of NVB_ACTIVATION_*.

@@ -16,8 +16,9 @@ bool is_float_or_absent(const void* pointer, uint32_t dtype) {
 }
 
 bool is_valid(const nvb_rope_params& p) {
-  if (p.tokens < 0 || p.head_dim < 1 || p.head_dim > kMaxHeadDim) return false;
-  if (p.rotary_dim < 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim) return false;
+  const bool rows = p.key_cache != nullptr && is_kv_row(p.cache_dtype);
+  if (p.tokens < 0 || p.head_dim < 1 || p.head_dim > (rows ? kMaxRowDim : kMaxHeadDim)) return false;
+  if (p.rotary_dim < 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim || p.rotary_dim > kMaxHeadDim) return false;
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;
@@ -90,6 +91,9 @@ cudaError_t launch_rope(const nvb_rope_params& p, const nvb_launch& launch) {
   const unsigned threads = static_cast<unsigned>(((lanes + blocks - 1) / blocks + 31) / 32 * 32);
   const auto is_wide = [](const void* pointer, uint32_t dtype) { return pointer != nullptr && dtype == NVB_F32; };
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(blocks));
+  if (p.key_cache != nullptr && is_kv_row(p.cache_dtype)) {
+    return launch_overlapped(rope_kernel<Width, false, true, false, true>, grid, dim3(threads), 0, &launch, arguments);
+  }
   if constexpr (Width == 8) {
     if (!is_wide(p.query, p.query_dtype) && !is_wide(p.key, p.key_dtype) &&
         !is_wide(p.value_cache != nullptr ? p.value : nullptr, p.value_dtype)) {

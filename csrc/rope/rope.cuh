@@ -22,6 +22,7 @@ namespace rope {
 constexpr int kThreads = 256;
 constexpr int kBlocks = 4;  // on a multiprocessor, so that loads of some cover the sines of others
 constexpr int kMaxHeadDim = 512;
+constexpr int kMaxRowDim = 576;
 
 // A block reads its arguments by lines of 64 bytes, the first of them before anything else. `lane_bits` lies in front:
 // behind the placement it cost a line of its own, 1 to 2 % of one token.
@@ -96,11 +97,17 @@ __device__ __forceinline__ float load_frequency(const Arguments& arguments, int 
 // wait in front of all), with norms and append 2.12 (2.57); of that 0.02 and 0.1 come from not being `Placed`. Norms
 // that were fetched together with the elements saved 0.1 µs at one token, and cost as much without norms and 0.3 at 512
 // tokens.
-template <int Width, bool Prefetch, bool Placed, bool Constant>
+//
+// Rows: the caches hold rows with scales of their own (kv_row.cuh), for which the lanes of a head put its elements into
+// shared memory; heads may have 576 elements then.
+template <int Width, bool Prefetch, bool Placed, bool Constant, bool Rows = false>
 __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_constant__ Arguments arguments) {
   static_assert(!Constant || Prefetch, "other inputs take the registers that the factors would");
   static_assert(!Prefetch || Width == 8, "what is fetched early is 16 bytes of 16-bit elements");
-  constexpr int kItems = kMaxHeadDim / 2 / Width / 32 > 0 ? kMaxHeadDim / 2 / Width / 32 : 1;
+  constexpr int kWidest = Rows ? kMaxRowDim : kMaxHeadDim;
+  constexpr int kItems = (kWidest / 2 + Width * 32 - 1) / (Width * 32);
+  // A block's lanes hold no more elements than its heads have: 8 heads of 32 lanes, or more of fewer lanes.
+  __shared__ float elements[Rows ? kThreads / 32 * kMaxRowDim : 1];
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2];
   __shared__ __align__(16) float sines[kMaxHeadDim / 2];
   allow_next_grid();
@@ -283,6 +290,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     for (int j = 0; j < 2; ++j) {
       if (column[i][j] >= p.head_dim) continue;
       if (output != nullptr) store_vector(output, output_dtype, output_start + column[i][j], x[i][j]);
+      if constexpr (Rows) {
+        float* const own = elements + (threadIdx.x >> arguments.lane_bits) * p.head_dim;
+#pragma unroll
+        for (int e = 0; e < Width; ++e) own[column[i][j] + e] = x[i][j][e];
+        continue;
+      }
       if (cache != nullptr && !quantizes) store_vector(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
       if (cache != nullptr && quantizes) {
 #pragma unroll
@@ -290,6 +303,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
         store_fp8(cache, p.cache_dtype, cache_start + column[i][j], x[i][j]);
       }
     }
+  }
+  if constexpr (Rows) {
+    // The lanes of a head are all here, or none is.
+    const uint32_t head_lanes = lanes == 32 ? 0xffffffffu : ((1u << lanes) - 1) << (threadIdx.x % 32 / lanes * lanes);
+    __syncwarp(head_lanes);
+    if (cache == nullptr) return;
+    store_kv_row(static_cast<uint8_t*>(cache) + cache_start, p.cache_dtype,
+                 elements + (threadIdx.x >> arguments.lane_bits) * p.head_dim, p.head_dim, lane, lanes, head_lanes);
   }
 }
 

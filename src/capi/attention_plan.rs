@@ -124,7 +124,7 @@ pub struct nvb_attention_shape {
     pub kv_length: u32,
     /// 0: a decode. 1: a prefill.
     pub prefill: u32,
-    /// `NVB_DTYPE_…` of queries and of outputs; 0: the cache's, BF16 over a cache in FP8.
+    /// `NVB_DTYPE_…` of queries and of outputs; 0: that of the cache's keys, BF16 where those are no floats of 16 or 32 bits.
     pub query_dtype: u32,
     pub output_dtype: u32,
 }
@@ -150,8 +150,8 @@ fn nowhere(place: usize) -> *mut c_void {
 /// The operation that such a call would be.
 fn operation_like(config: AttentionConfig, cache: &KvCacheOptions, shape: &nvb_attention_shape) -> Result<Operation> {
     let dtype = |name: &str, code: u32| match code {
-        0 if cache.dtype.is_fp8() => Ok(DType::Bf16),
-        0 => Ok(cache.dtype),
+        0 if cache.dtype.is_float() => Ok(cache.dtype),
+        0 => Ok(DType::Bf16),
         _ => DType::from_code(code)
             .filter(|dtype| dtype.is_float())
             .ok_or_else(|| Error::invalid(format!("{name} is {code}; NVB_DTYPE_F32, _F16 or _BF16 is needed"))),

@@ -61,8 +61,11 @@ pub struct nvb_kv_cache_options {
     pub values_in_keys: u32,
     /// Tokens that a sequence can have: no position reaches this number.
     pub capacity: u32,
-    /// `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+    /// Of keys: `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3`, `_FP8_E5M2`, `_KV_INT8`, `_KV_Q8_0` or `_KV_Q4_0`; 0: BF16 on CUDA,
+    /// F32 on the CPU, or that of `memory`. What an append rounds to the last three has its scales in the cache.
     pub dtype: u32,
+    /// Of values, any of these; 0: that of keys. With `values_in_keys` it is that of keys, and none of the last three.
+    pub value_dtype: u32,
     /// Tokens of a page, 1 to 256; 0: no pages.
     pub page_tokens: u32,
     /// Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
@@ -73,13 +76,14 @@ pub struct nvb_kv_cache_options {
     pub max_append: u32,
     /// NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
     /// page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
-    /// value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+    /// value_dim for head_dim, with any strides, the same for all keys and for all values. Of `NVB_DTYPE_KV_…` the last extent
+    /// is a row's bytes, and address and strides are multiples of 16. With `values_in_keys` the values of a
     /// layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
     /// never happen, so its content may be anything.
     pub memory: *const nvb_tensor,
     /// 2 · `layers`, or 0.
     pub memory_count: usize,
-    /// Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+    /// Optional, of keys in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
     /// used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
     /// Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
     /// over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
@@ -115,7 +119,7 @@ pub struct KvCacheObject {
     pub backend: Arc<Backend>,
 }
 
-static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
+pub(super) static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
 
 /// A call that reads or writes the cache needs it awake.
 pub(super) fn layer_of(
@@ -133,12 +137,14 @@ pub(super) fn layer_of(
     Ok((object, layer))
 }
 
-/// `None`: the backend's default.
-fn dtype_of(given: &nvb_kv_cache_options) -> Result<Option<DType>> {
+/// `None`: the default.
+fn dtype_of(name: &str, code: u32) -> Result<Option<DType>> {
     let refused = |code: u32| {
-        Error::invalid(format!("dtype is {code}; NVB_DTYPE_F32, _F16, _BF16, _FP8_E4M3 or _FP8_E5M2 is needed"))
+        Error::invalid(format!(
+            "{name} is {code}; NVB_DTYPE_F32, _F16, _BF16, _FP8_E4M3, _FP8_E5M2, _KV_INT8, _KV_Q8_0 or _KV_Q4_0 is needed"
+        ))
     };
-    match given.dtype {
+    match code {
         0 => Ok(None),
         code => DType::from_code(code).map(Some).ok_or_else(|| refused(code)),
     }
@@ -157,7 +163,8 @@ pub(super) fn options_of(
         value_dim: given.value_dim as usize,
         values_in_keys: flag("values_in_keys", given.values_in_keys)?,
         capacity: given.capacity as usize,
-        dtype: dtype_of(given)?.unwrap_or(backend.default_dtype()),
+        dtype: dtype_of("dtype", given.dtype)?.unwrap_or(backend.default_dtype()),
+        value_dtype: dtype_of("value_dtype", given.value_dtype)?,
         page_tokens: given.page_tokens as usize,
         pages: given.pages as usize,
         window: given.window as usize,
@@ -167,8 +174,10 @@ pub(super) fn options_of(
     })
 }
 
-/// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
-/// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
+/// Creates a cache, contents undefined: layers · kv_heads rows of a key and of a value for each token that there is room for, and an
+/// I32 page table where there are pages; nothing but the handle over the engine's `memory`. `NVB_DTYPE_…` says what a row takes: a
+/// token of 128 elements and as many values takes 512 bytes in BF16, 256 in FP8, 288 in INT8 and Q8_0 and 160 in Q4_0, for
+/// each layer and head.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_kv_cache_create(
@@ -181,7 +190,7 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
         expect_out("cache", cache)?;
         // SAFETY: a struct with its size set, by the header's contract.
         let given = unsafe { read(options)? };
-        let dtype = dtype_of(&given)?;
+        let dtypes = [dtype_of("dtype", given.dtype)?, dtype_of("value_dtype", given.value_dtype)?];
         let options = options_of(Reading::Memory(&backend), &backend, &given)?;
         let created = if given.memory_count == 0 {
             let stream = stream_of(&backend, std::ptr::null_mut())?;
@@ -201,8 +210,12 @@ pub unsafe extern "C" fn nvb_kv_cache_create(
                 )));
             }
             let tensors = gathered(tensors.iter().map(|tensor| device_tensor(&backend, "memory", tensor)), "layers")?;
-            if let Some(other) = dtype.filter(|&dtype| tensors.iter().any(|tensor| tensor.dtype != dtype)) {
-                return Err(Error::invalid(format!("dtype is {other}, and `memory` has another")));
+            for (at, dtype) in dtypes.into_iter().enumerate() {
+                let other = |other: &DType| tensors.iter().skip(at).step_by(2).any(|tensor| tensor.dtype != *other);
+                if let Some(dtype) = dtype.filter(other) {
+                    let name = ["dtype", "value_dtype"][at];
+                    return Err(Error::invalid(format!("{name} is {dtype}, and `memory` has another")));
+                }
             }
             KvCache::over(options, &tensors)?
         };

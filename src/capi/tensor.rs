@@ -20,6 +20,23 @@ pub const NVB_DTYPE_I32: u32 = 4;
 pub const NVB_DTYPE_FP8_E4M3: u32 = 5;
 /// FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
 pub const NVB_DTYPE_FP8_E5M2: u32 = 6;
+/// Keys or values of a cache in INT8 with a scale for each token and head; no operation's tensor, as are the two below. A row, the
+/// key or value of `dim` elements of one token and head, is so many bytes:
+/// - the values: a signed byte an element; of `NVB_DTYPE_KV_Q4_0` 16 bytes for every 32 elements;
+/// - from the next multiple of 4 bytes the scales: one f32; of `_KV_Q8_0` and `_KV_Q4_0` one f16 for every 32 elements;
+/// - zeros up to a multiple of 16 bytes, at which every row begins.
+///
+/// An element is its scale times its value. The scale is max |x| / 127 of those that share it, and a value is x / scale, to
+/// nearest, ties to even. Where one of them is not finite the scale is NaN.
+/// For 128 elements a row has 144 bytes, for 64 it has 80.
+pub const NVB_DTYPE_KV_INT8: u32 = 7;
+/// As `NVB_DTYPE_KV_INT8`, with an f16 scale for every 32 elements, which is rounded before it divides and is at most 65504; values
+/// saturate. These are the numbers of ggml's blocks Q8_0.
+pub const NVB_DTYPE_KV_Q8_0: u32 = 8;
+/// As `NVB_DTYPE_KV_Q8_0` in 4 bits, as in ggml's blocks Q4_0: the scale is m / −8, m being the element of the largest magnitude and
+/// the positive one of two; byte i of a block has element i in its low and i + 16 in its high half; a half is
+/// ⌊x / scale + 8.5⌋, 0 to 15, and its value half − 8. For 128 elements a row has 80 bytes, for 64 it has 48.
+pub const NVB_DTYPE_KV_Q4_0: u32 = 9;
 
 /// A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 /// argument structs; an all-zero tensor stands for "absent" where a call says optional.

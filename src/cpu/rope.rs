@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::operation::attention::EMPTY_ROW;
 use crate::operation::rope::{Append, Rope, Rotation};
 use crate::simd::{dispatch, math, Kernel, Simd};
-use crate::tensor::{CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
+use crate::tensor::{kv_row, CacheLayer, DType, Heads, KvView, Tensor, MAX_HEAD_DIM};
 use std::ops::Range;
 
 const MAX_PAIRS: usize = MAX_HEAD_DIM / 2;
@@ -164,9 +164,14 @@ unsafe fn cached(view: KvView, sequence: i32, head: usize, position: i32) -> Row
     Row::raw(unsafe { head.run(position as usize) }.0, view.dtype)
 }
 
-/// Quantises for a cache in 8 bits: division and rounding are those of the kernels on GPUs.
+/// Quantises for a cache in fewer bits: division and rounding are those of the kernels on GPUs.
 #[inline(always)]
 unsafe fn append_row<S: Simd>(from: Row, to: Row, count: usize, scale: f32) {
+    if to.dtype().is_kv_row() {
+        let mut elements = [0f32; MAX_HEAD_DIM];
+        copy::<S>(from, Row::raw(elements.as_mut_ptr().cast(), DType::F32), count);
+        return kv_row::pack(to.dtype(), &elements[..count], to.address().cast_mut());
+    }
     if !to.dtype().is_fp8() {
         return copy::<S>(from, to, count);
     }

@@ -34,6 +34,7 @@ impl Buffer {
                     DType::I32 => buffer.pointer::<i32>().add(i).write(value as i32),
                     DType::F8E4m3 => buffer.pointer::<E4m3>().add(i).write(E4m3::from_f32(value)),
                     DType::F8E5m2 => buffer.pointer::<E5m2>().add(i).write(E5m2::from_f32(value)),
+                    DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => unreachable!("rows have no elements of their own"),
                 }
             }
         }
@@ -80,6 +81,7 @@ impl Buffer {
                     DType::I32 => pointer.cast::<i32>().add(i).read() as f32,
                     DType::F8E4m3 => pointer.cast::<E4m3>().add(i).read().to_f32(),
                     DType::F8E5m2 => pointer.cast::<E5m2>().add(i).read().to_f32(),
+                    DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => unreachable!("rows have no elements of their own"),
                 }
             })
             .collect()

@@ -263,9 +263,9 @@ fn parts(op: &AttentionPrefill, shape: &PrefillShape, launch: &Launch) -> usize 
 
 /// The KV heads are dealt out evenly, because the short tiles that end a group leave part of the device idle.
 fn heads_per_group(op: &AttentionPrefill, l2_bytes: usize) -> usize {
-    let AttentionConfig { kv_heads, head_dim, value_dim, .. } = op.config;
+    let AttentionConfig { kv_heads, .. } = op.config;
     let longest = op.longest().max(1);
-    let bytes = longest * (head_dim + value_dim) * op.key.dtype.size();
+    let bytes = longest * (op.key.dtype.row_bytes(op.key.dim) + op.value.dtype.row_bytes(op.value.dim));
     let fitting = (l2_bytes / bytes).clamp(1, kv_heads);
     kv_heads.div_ceil(kv_heads.div_ceil(fitting)) * op.config.group()
 }

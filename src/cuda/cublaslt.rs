@@ -38,6 +38,8 @@ fn data_type(dtype: DType) -> c_int {
         DType::I32 => 10,
         DType::F8E4m3 => 28,
         DType::F8E5m2 => 29,
+        // Bytes of a cache, which no product reads.
+        DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => 8,
     }
 }
 

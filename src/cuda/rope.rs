@@ -119,6 +119,8 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
         if op.head_dim <= MAX_COLUMNS {
             return launch_once(op);
         }
+        // A row has one scale, or one that a block of columns would not end with.
+        let rows = op.append.is_some_and(|append| append.cache.dtype.is_kv_row());
         let copies = op.rotation.is_none() && op.key_norm.is_none() && op.query.is_none() && op.key_output.is_none();
         if !copies || op.value.is_some() {
             return Err(Error::new(
@@ -129,6 +131,9 @@ pub(super) fn run(executor: &CudaExecutor, op: &Rope, stream: RawHandle) -> Resu
                     op.head_dim
                 ),
             ));
+        }
+        if rows {
+            return launch_once(op);
         }
         (0..op.head_dim)
             .step_by(MAX_COLUMNS)

@@ -307,6 +307,6 @@ fn floats(dtype: DType, bytes: &[u8]) -> Option<Box<dyn Iterator<Item = f64> + '
             Some(Box::new(bytes.chunks_exact(2).map(value)))
         }
         // A byte of a scaled tensor says nothing of the value.
-        DType::I32 | DType::F8E4m3 | DType::F8E5m2 => None,
+        DType::I32 | DType::F8E4m3 | DType::F8E5m2 | DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => None,
     }
 }

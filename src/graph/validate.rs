@@ -166,6 +166,7 @@ impl Visit for Dtypes {
 
     fn cache(&mut self, layer: &CacheLayer, _effect: Effect) {
         self.see(Some(layer.dtype));
+        self.see(Some(layer.value_dtype));
     }
 
     fn read_quantized(&mut self, _name: &'static str, rows: Option<&QuantizedRows>) {
@@ -251,6 +252,8 @@ fn of_cache(dtype: DType) -> Encoding {
     match dtype {
         DType::F8E4m3 => Encoding::Fp8E4m3,
         DType::F8E5m2 => Encoding::Fp8E5m2,
+        DType::KvInt8 | DType::KvQ8_0 => Encoding::Int8,
+        DType::KvQ4_0 => Encoding::Int4,
         other => Encoding::Float(other),
     }
 }

@@ -3,13 +3,14 @@
 use super::{expect_kv, KvCacheOptions, MAX_PAGES};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
+use crate::tensor::kv_row::ROW_ALIGNMENT;
 use crate::tensor::{CacheLayer, DType, PageTable, Placement, Tensor, ValueStrides};
 use std::ffi::c_void;
 
 pub(super) struct EngineMemory {
     /// Keys and values of each layer.
     layers: Vec<(*mut c_void, *mut c_void)>,
-    pub dtype: DType,
+    dtypes: (DType, DType),
     /// Pages, or without pages sequences.
     pub blocks: usize,
     /// Of the keys in elements, of blocks, heads and tokens.
@@ -44,10 +45,19 @@ impl EngineMemory {
             expect_kv(tensor.dtype).map_err(of)?;
             tensor.expect_rank("memory", 4).map_err(of)?;
             let dim = if at % 2 == 0 { options.head_dim } else { options.value_dim() };
-            tensor.expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, dim]).map_err(of)?;
+            let row = tensor.dtype.row_units(dim);
+            tensor.expect_shape("memory", &[first.shape[0], options.kv_heads, block_tokens, row]).map_err(of)?;
             tensor.expect_places_apart("memory").map_err(of)?;
+            let unaligned = |&stride: &usize| !stride.is_multiple_of(ROW_ALIGNMENT);
+            let address = tensor.data as usize;
+            if tensor.dtype.is_kv_row() && (unaligned(&address) || tensor.strides[..3].iter().any(unaligned)) {
+                return Err(Error::invalid(format!(
+                    "memory[{at}] holds {} that do not lie on multiples of {ROW_ALIGNMENT} bytes",
+                    tensor.dtype
+                )));
+            }
             let like = at % 2;
-            if tensor.strides != firsts[like].strides || tensor.dtype != first.dtype {
+            if tensor.strides != firsts[like].strides || tensor.dtype != firsts[like].dtype {
                 return Err(Error::invalid(format!(
                     "memory[{at}] has another dtype or other strides than memory[{like}]"
                 )));
@@ -73,7 +83,8 @@ impl EngineMemory {
         let [block, head, token, _] = first.strides;
         let [value_block, value_head, value_token, _] = firsts[1].strides;
         let value_strides = ValueStrides { block: value_block, head: value_head, token: value_token };
-        Ok(EngineMemory { layers, dtype: first.dtype, blocks, strides: [block, head, token], value_strides })
+        let dtypes = (first.dtype, firsts[1].dtype);
+        Ok(EngineMemory { layers, dtypes, blocks, strides: [block, head, token], value_strides })
     }
 
     pub fn layer(&self, options: &KvCacheOptions, layer: usize, table: Option<Tensor>) -> Result<CacheLayer> {
@@ -82,7 +93,8 @@ impl EngineMemory {
         let whole = CacheLayer {
             key,
             value,
-            dtype: self.dtype,
+            dtype: self.dtypes.0,
+            value_dtype: self.dtypes.1,
             key_scales: std::ptr::null(),
             value_scales: std::ptr::null(),
             sequences: self.blocks,

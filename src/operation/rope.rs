@@ -190,13 +190,16 @@ impl Rope {
 
     pub fn cost(&self) -> Cost {
         let rows = |heads: Option<Heads>| heads.map_or(0, |heads| heads.heads * heads.dtype.size()) as f64;
-        let cached = self.append.map_or(0, |append| append.cache.dtype.size());
+        // What an append writes of each head's key and value.
+        let (cached_key, cached_value) = self.append.map_or((0, 0), |Append { cache, .. }| {
+            (cache.dtype.row_bytes(cache.head_dim), cache.value_dtype.row_bytes(cache.value_dim))
+        });
         let per_dim = rows(self.query) + rows(self.query_output) + rows(self.key) + rows(self.key_output);
         let elements = (self.tokens * self.head_dim) as f64;
-        let of_value = |heads: Heads| heads.heads * heads.head_dim * (heads.dtype.size() + cached);
+        let of_value = |heads: Heads| heads.heads * (heads.head_dim * heads.dtype.size() + cached_value);
         let values = (self.tokens * self.value.map_or(0, of_value)) as f64;
-        let keys = self.key.filter(|_| cached > 0).map_or(0, |key| key.heads * cached) as f64;
-        Cost { operations: elements * 6.0, bytes: elements * (per_dim + keys) + values }
+        let keys = (self.tokens * self.key.map_or(0, |key| key.heads * cached_key)) as f64;
+        Cost { operations: elements * 6.0, bytes: elements * per_dim + keys + values }
     }
 }
 

@@ -24,8 +24,8 @@ pub struct AttentionKey {
     pub head_dim: usize,
     pub value_dim: usize,
     pub place: Place,
-    /// Of queries, keys and values, and outputs.
-    pub dtypes: [DType; 3],
+    /// Of queries, keys, values and outputs.
+    pub dtypes: [DType; 4],
     /// Which of `FLAGS` are set.
     pub flags: [bool; FLAGS.len()],
 }
@@ -44,12 +44,15 @@ const FLAGS: [&str; 9] =
     ["bidirectional", "soft_cap", "chunk", "mask", "sinks", "slopes", "scales", "device_lengths", "rope"];
 
 /// The names of dtypes in a file, without spaces.
-const DTYPES: [(DType, &str); 5] = [
+const DTYPES: [(DType, &str); 8] = [
     (DType::F32, "f32"),
     (DType::F16, "f16"),
     (DType::Bf16, "bf16"),
     (DType::F8E4m3, "fp8_e4m3"),
     (DType::F8E5m2, "fp8_e5m2"),
+    (DType::KvInt8, "kv_int8"),
+    (DType::KvQ8_0, "kv_q8_0"),
+    (DType::KvQ4_0, "kv_q4_0"),
 ];
 
 impl Place {
@@ -72,7 +75,7 @@ impl AttentionKey {
         AttentionKey {
             is_prefill: true,
             place: Place::of(&op.key.placement),
-            dtypes: [op.query.dtype, op.key.dtype, op.output.dtype],
+            dtypes: [op.query.dtype, op.key.dtype, op.value.dtype, op.output.dtype],
             ..AttentionKey::of(
                 &op.config,
                 [sequences, rows, op.longest()],
@@ -87,7 +90,7 @@ impl AttentionKey {
         AttentionKey {
             is_prefill: false,
             place: Place::of(&op.cache.placement),
-            dtypes: [op.query.dtype, op.cache.dtype, op.output.dtype],
+            dtypes: [op.query.dtype, op.cache.dtype, op.cache.value_dtype, op.output.dtype],
             ..AttentionKey::of(
                 &op.config,
                 [op.sequence_count(), op.rows.per_sequence, op.rows.max_kv_length],
@@ -117,7 +120,7 @@ impl AttentionKey {
             head_dim,
             value_dim,
             place: Place::Contiguous,
-            dtypes: [DType::F32; 3],
+            dtypes: [DType::F32; 4],
             flags: [!causal, soft_cap > 0.0, chunk > 0, mask, sinks, slopes, scales, device_lengths, rope],
         }
     }
@@ -131,7 +134,8 @@ impl AttentionKey {
     }
 }
 
-/// `attention_decode b32 r1 k8192 w0 h32 g8 d128 v128 pages16 bf16 bf16 bf16 soft_cap`
+/// `attention_decode b32 r1 k8192 w0 h32 g8 d128 v128 pages16 bf16 bf16 bf16 soft_cap`; values of another dtype than the keys
+/// follow these as in `bf16 bf16/kv_q4_0 bf16`
 impl fmt::Display for AttentionKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AttentionKey { sequences, rows, keys, window, query_heads, kv_heads, head_dim, value_dim, .. } = self;
@@ -142,10 +146,13 @@ impl fmt::Display for AttentionKey {
             Place::Ring => formatter.write_str(" ring")?,
             Place::Pages(tokens) => write!(formatter, " pages{tokens}")?,
         }
-        for dtype in self.dtypes {
-            let name = DTYPES.iter().find(|known| known.0 == dtype).map_or("i32", |known| known.1);
-            write!(formatter, " {name}")?;
+        let name = |dtype: DType| DTYPES.iter().find(|known| known.0 == dtype).map_or("i32", |known| known.1);
+        let [query, key, value, output] = self.dtypes;
+        write!(formatter, " {} {}", name(query), name(key))?;
+        if value != key {
+            write!(formatter, "/{}", name(value))?;
         }
+        write!(formatter, " {}", name(output))?;
         FLAGS.iter().zip(self.flags).filter(|(_, set)| *set).try_for_each(|(name, _)| write!(formatter, " {name}"))
     }
 }
@@ -179,11 +186,10 @@ fn parse(text: &str) -> Option<AttentionKey> {
         "ring" => Place::Ring,
         pages => Place::Pages(pages.strip_prefix("pages")?.parse().ok()?),
     };
-    let mut dtype = || {
-        let name = words.next()?;
-        DTYPES.iter().find(|known| known.1 == name).map(|known| known.0)
-    };
-    let dtypes = [dtype()?, dtype()?, dtype()?];
+    let dtype = |name: &str| DTYPES.iter().find(|known| known.1 == name).map(|known| known.0);
+    let query = dtype(words.next()?)?;
+    let (key, value) = words.next().map(|pair| pair.split_once('/').unwrap_or((pair, pair)))?;
+    let dtypes = [query, dtype(key)?, dtype(value)?, dtype(words.next()?)?];
     let flags = FLAGS.map(|flag| words.next_if_eq(&flag).is_some());
     let powers = [sequences, rows, keys].iter().all(|number| number.is_power_of_two());
     let whole = words.next().is_none() && powers && (window == 0 || window.is_power_of_two());
@@ -250,7 +256,7 @@ mod tests {
         let text = "attention_decode b32 r1 k8192 w1024 h32 g8 d128 v128 pages16 bf16 fp8_e4m3 bf16 soft_cap scales";
         let key: AttentionKey = text.parse().unwrap();
         assert_eq!((key.operation(), key.place, key.window), (OperationKind::AttentionDecode, Place::Pages(16), 1024));
-        assert_eq!(key.dtypes, [DType::Bf16, DType::F8E4m3, DType::Bf16]);
+        assert_eq!(key.dtypes, [DType::Bf16, DType::F8E4m3, DType::F8E4m3, DType::Bf16]);
         for wrong in [
             "",
             "attention_decode",
@@ -261,6 +267,8 @@ mod tests {
             "attention_decode b1 r1 k1 w0 h1 g1 d1 v1 ring f32 f32 f32 rope mask",
             "attention_decode b1 r1 k1 w0 h1 g1 d1 v1 pages f32 f32 f32",
             "attention_decode b1 r1 k1 w0 h1 g1 d1 v1 ring f32 i32 f32",
+            "attention_decode b1 r1 k1 w0 h1 g1 d1 v1 ring f32 f32/f32 f32",
+            "attention_decode b1 r1 k1 w0 h1 g1 d1 v1 ring f32 f32/ f32",
         ] {
             assert_eq!(wrong.parse::<AttentionKey>(), Err(NoKey), "{wrong}");
         }

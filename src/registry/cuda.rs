@@ -18,6 +18,8 @@ const FP8: &[DType] = &[DType::F8E4m3, DType::F8E5m2];
 const FP8_ENCODINGS: &[Encoding] = &[Encoding::Fp8E4m3, Encoding::Fp8E5m2];
 const NARROW_ENCODINGS: &[Encoding] =
     &[Encoding::Float(DType::F16), Encoding::Float(DType::Bf16), Encoding::Fp8E4m3, Encoding::Fp8E5m2];
+/// Rows with scales of their own.
+const ROW_ENCODINGS: &[Encoding] = &[Encoding::Int8, Encoding::Int4];
 /// What keys and values may be kept in.
 const KV_ENCODINGS: &[Encoding] = &[
     Encoding::Float(DType::F32),
@@ -25,6 +27,8 @@ const KV_ENCODINGS: &[Encoding] = &[
     Encoding::Float(DType::Bf16),
     Encoding::Fp8E4m3,
     Encoding::Fp8E5m2,
+    Encoding::Int8,
+    Encoding::Int4,
 ];
 
 const fn kernel(
@@ -241,6 +245,16 @@ pub const KERNELS: &[Kernel] = &[
         VECTORS,
         "Tensor cores, all query heads of a key/value head in one block; the keys are split over blocks, the last of which merges.",
     ),
+    Kernel {
+        inputs: FLOATS,
+        encodings: ROW_ENCODINGS,
+        ..attention(
+            "attention_decode_rows",
+            Family::AttentionDecode,
+            Limits { capability: 90, exact: true, depth_multiple: 64, ..VECTORS },
+            "On compute capability 9.0, keys and values of head_dim 128 in INT8, Q8_0 or Q4_0: one warp copies rows with their scales in bulk, the others widen and multiply them; the keys are split as attention_decode_mma splits them.",
+        )
+    },
     attention(
         "attention_decode_simt",
         Family::AttentionDecode,

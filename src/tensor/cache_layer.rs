@@ -49,6 +49,8 @@ impl PageTable {
 pub struct KvView {
     pub data: *mut c_void,
     pub dtype: DType,
+    /// Elements of a key or value.
+    pub dim: usize,
     /// f32, one a head, in device memory: an element is its head's scale times what is stored. NULL: 1.
     pub scales: *const f32,
     /// From one head's scale to the next: 0 where all have one.
@@ -152,7 +154,9 @@ impl KvHead {
 pub struct CacheLayer {
     pub key: *mut c_void,
     pub value: *mut c_void,
+    /// Of the keys. Strides and "elements" of a format of rows ([`DType::is_kv_row`]) are bytes.
     pub dtype: DType,
+    pub value_dtype: DType,
     /// As of a [`KvView`].
     pub key_scales: *const f32,
     pub value_scales: *const f32,
@@ -194,20 +198,22 @@ impl CacheLayer {
         dtype: DType,
         [sequences, heads, capacity, head_dim]: [usize; 4],
     ) -> CacheLayer {
-        CacheLayer::of_dims(addresses, dtype, [sequences, heads, capacity], (head_dim, head_dim))
+        CacheLayer::of_dims(addresses, (dtype, dtype), [sequences, heads, capacity], (head_dim, head_dim))
     }
 
-    /// A contiguous layer of heads of keys and of values of these dims.
+    /// A contiguous layer of heads of keys and of values of these dtypes and dims.
     pub fn of_dims(
         (key, value): (*mut c_void, *mut c_void),
-        dtype: DType,
+        (dtype, value_dtype): (DType, DType),
         [sequences, heads, capacity]: [usize; 3],
         (head_dim, value_dim): (usize, usize),
     ) -> CacheLayer {
+        let (key_row, value_row) = (dtype.row_units(head_dim), value_dtype.row_units(value_dim));
         CacheLayer {
             key,
             value,
             dtype,
+            value_dtype,
             key_scales: std::ptr::null(),
             value_scales: std::ptr::null(),
             sequences,
@@ -215,14 +221,14 @@ impl CacheLayer {
             capacity,
             head_dim,
             value_dim,
-            sequence_stride: heads * capacity * head_dim,
-            head_stride: capacity * head_dim,
-            token_stride: head_dim,
+            sequence_stride: heads * capacity * key_row,
+            head_stride: capacity * key_row,
+            token_stride: key_row,
             placement: Placement::Contiguous,
             value_strides: ValueStrides {
-                block: heads * capacity * value_dim,
-                head: capacity * value_dim,
-                token: value_dim,
+                block: heads * capacity * value_row,
+                head: capacity * value_row,
+                token: value_row,
             },
         }
     }
@@ -232,6 +238,7 @@ impl CacheLayer {
         KvView {
             data: key,
             dtype,
+            dim: self.head_dim,
             scales: key_scales,
             scale_stride: 1,
             sequence_stride,
@@ -249,7 +256,8 @@ impl CacheLayer {
         };
         KvView {
             data: self.value,
-            dtype: self.dtype,
+            dtype: self.value_dtype,
+            dim: self.value_dim,
             scales: self.value_scales,
             scale_stride: 1,
             sequence_stride,
@@ -266,9 +274,10 @@ impl CacheLayer {
 
     /// The layer whose keys are this one's values, and whose values nobody uses: for whoever writes either alone.
     pub fn values_as_keys(&self) -> CacheLayer {
-        let KvView { data, scales, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
+        let KvView { data, dtype, scales, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
         CacheLayer {
             key: data,
+            dtype,
             key_scales: scales,
             head_dim: self.value_dim,
             sequence_stride,
@@ -279,11 +288,21 @@ impl CacheLayer {
         }
     }
 
-    /// Whether keys and values have the same dims and strides.
+    /// Whether keys and values have the same dtype, dims and strides.
     pub fn is_uniform(&self) -> bool {
         let (key, value) = (self.key_view(), self.value_view());
-        (self.head_dim, key.sequence_stride, key.head_stride, key.token_stride, key.placement)
-            == (self.value_dim, value.sequence_stride, value.head_stride, value.token_stride, value.placement)
+        (key.dtype, key.dim, key.sequence_stride, key.head_stride, key.token_stride, key.placement)
+            == (value.dtype, value.dim, value.sequence_stride, value.head_stride, value.token_stride, value.placement)
+    }
+
+    /// Whether keys or values have a format of rows, or are of two dtypes, which only some kernels read.
+    pub fn has_kv_rows(&self) -> bool {
+        self.dtype.is_kv_row() || self.value_dtype != self.dtype
+    }
+
+    /// Bytes of a key and a value together.
+    pub fn token_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.head_dim) + self.value_dtype.row_bytes(self.value_dim)
     }
 
     pub fn origin(&self, sequence: usize) -> usize {
@@ -307,32 +326,32 @@ impl CacheLayer {
 
     /// Bytes from the first key to one past the last.
     pub fn key_span_bytes(&self) -> usize {
-        self.span_bytes(&self.key_view(), self.head_dim)
+        self.span_bytes(&self.key_view())
     }
 
     /// Bytes from the first value to one past the last.
     pub fn value_span_bytes(&self) -> usize {
-        self.span_bytes(&self.value_view(), self.value_dim)
+        self.span_bytes(&self.value_view())
     }
 
-    fn span_bytes(&self, view: &KvView, dim: usize) -> usize {
+    fn span_bytes(&self, view: &KvView) -> usize {
         let (blocks, block_stride, tokens) = match &view.placement {
             Placement::Contiguous => (self.sequences, view.sequence_stride, self.capacity),
             Placement::Ring { tokens } => (self.sequences, view.sequence_stride, *tokens),
             Placement::Paged(table) => (table.pages, table.page_stride, table.page_tokens),
         };
         let last = (blocks - 1) * block_stride + (self.heads - 1) * view.head_stride + (tokens - 1) * view.token_stride;
-        (last + dim) * self.dtype.size()
+        (last + view.dtype.row_units(view.dim)) * view.dtype.size()
     }
 
     /// Refuses a tensor that addresses are read from where an append could write over it.
     #[inline]
     pub fn expect_apart(&self, name: &str, tensor: &Tensor) -> Result<()> {
-        for (written, data, span) in [
-            ("the cache's keys", self.key, self.key_span_bytes()),
-            ("the cache's values", self.value, self.value_span_bytes()),
+        for (written, data, dtype, span) in [
+            ("the cache's keys", self.key, self.dtype, self.key_span_bytes()),
+            ("the cache's values", self.value, self.value_dtype, self.value_span_bytes()),
         ] {
-            tensor.expect_apart(name, written, &Tensor::new(data, self.dtype, &[span / self.dtype.size()]))?;
+            tensor.expect_apart(name, written, &Tensor::new(data, dtype, &[span / dtype.size()]))?;
         }
         Ok(())
     }

@@ -54,7 +54,9 @@ static void test_options(fixture* f) {
   FIELD_REFUSED(capacity, 0, "capacity is 0");
   FIELD_REFUSED(capacity, UINT32_MAX, "capacity is 4294967295", "2147483647");
   FIELD_REFUSED(dtype, NVB_DTYPE_I32, "i32");
-  FIELD_REFUSED(dtype, 7, "dtype is 7");
+  FIELD_REFUSED(dtype, 10, "dtype is 10");
+  FIELD_REFUSED(value_dtype, 10, "value_dtype is 10");
+  FIELD_REFUSED(value_dtype, NVB_DTYPE_I32, "i32");
   options = small_cache();
   options.layers = options.sequences = options.kv_heads = options.capacity = INT32_MAX;
   REFUSED("overflow");

@@ -140,8 +140,10 @@ int main(void) {
   wrong = options_of(&b, NVB_DTYPE_FP8_E4M3);
   wrong.key_scales.dtype = NVB_DTYPE_BF16;
   REFUSED("key_scales", "bf16", "f32");
-  wrong = options_of(&b, 7);
-  REFUSED("dtype is 7");
+  wrong = options_of(&b, 10);
+  REFUSED("dtype is 10");
+  wrong = options_of(&b, NVB_DTYPE_KV_INT8);
+  REFUSED("key_scales", "int8 rows");
   // No operation takes such a tensor.
   nvb_softmax_args softmax;
   nvb_softmax_args_init(&softmax);

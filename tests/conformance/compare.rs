@@ -13,7 +13,7 @@ pub fn bound(dtype: DType) -> f64 {
         DType::Bf16 => 5e-3,
         DType::I32 => 0.0,
         // Only keys and values are of these types, and whoever reads them computes in f32.
-        DType::F8E4m3 | DType::F8E5m2 => 1e-5,
+        DType::F8E4m3 | DType::F8E5m2 | DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => 1e-5,
     }
 }
 
@@ -23,7 +23,7 @@ fn floor(dtype: DType) -> f64 {
         DType::F32 => 2f64.powi(-150),
         DType::F16 => 2f64.powi(-25),
         DType::Bf16 => 2f64.powi(-134),
-        DType::I32 | DType::F8E4m3 | DType::F8E5m2 => 0.0,
+        DType::I32 | DType::F8E4m3 | DType::F8E5m2 | DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => 0.0,
     }
 }
 
@@ -48,6 +48,7 @@ pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
                 DType::I32 => value as i32 as u32,
                 DType::F8E4m3 => fp8::e4m3_from_f32(to_odd(value)).into(),
                 DType::F8E5m2 => fp8::e5m2_from_f32(to_odd(value)).into(),
+                DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => unreachable!("a row is more than its elements"),
             };
             word.to_le_bytes().into_iter().take(dtype.size())
         })
@@ -65,6 +66,7 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> f64 {
         DType::I32 => word as i32 as f64,
         DType::F8E4m3 => fp8::e4m3_to_f32(word as u8).into(),
         DType::F8E5m2 => fp8::e5m2_to_f32(word as u8).into(),
+        DType::KvInt8 | DType::KvQ8_0 | DType::KvQ4_0 => unreachable!("a row is more than its elements"),
     }
 }
 

@@ -2,6 +2,7 @@
 //! is prefilled over what the cache then holds, and in the end every sequence is decoded. What no sequence holds is NaN.
 
 use crate::attention_cases::{attend, expect_attention, one_row, value_dim, Keys};
+use crate::kv_cache_rows::quantized_row;
 use crate::run::{check, expect_error, rounded, Failure, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};
@@ -13,7 +14,7 @@ use nvbackend::operation::Operation;
 use nvbackend::tensor::{CacheLayer, DType, Tensor};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Place {
+pub enum Place {
     Contiguous,
     /// Appends of at most so many tokens.
     Ring(usize),
@@ -25,22 +26,31 @@ enum Place {
 }
 
 #[derive(Debug, Clone)]
-struct Case {
-    place: Place,
+pub struct Case {
+    pub place: Place,
     /// What each chunk appends to each sequence.
-    chunks: Vec<Vec<usize>>,
-    heads: (usize, usize),
-    dim: usize,
+    pub chunks: Vec<Vec<usize>>,
+    pub heads: (usize, usize),
+    pub dim: usize,
     /// 0: `dim`
-    value_dim: usize,
-    values_in_keys: bool,
-    window: usize,
+    pub value_dim: usize,
+    pub values_in_keys: bool,
+    pub window: usize,
     /// Of queries, then of keys and values.
-    dtypes: (DType, DType),
+    pub dtypes: (DType, DType),
+    /// Of values, where it is not that of the keys.
+    pub value_dtype: Option<DType>,
     /// Of a cache in FP8: of keys and of values, from head to head in turn.
-    scales: Option<[[f64; 2]; 2]>,
+    pub scales: Option<[[f64; 2]; 2]>,
     /// Query rows of a sequence in the decode; where they are several, the first is empty, and no chunk is prefilled.
-    rows: usize,
+    pub rows: usize,
+}
+
+impl Case {
+    /// Whether an append rounds to rows with scales of their own, or keys and values to two dtypes.
+    fn has_rows(&self) -> bool {
+        self.dtypes.1.is_kv_row() || self.value_dtype.is_some()
+    }
 }
 
 const LAYERS: usize = 2;
@@ -67,8 +77,15 @@ fn scales(run: &mut Run, case: &Case, part: usize) -> Result<Option<Tensor>, Fai
     Ok(Some(run.tensor(DType::F32, &[LAYERS, heads], PLAIN, &values)?))
 }
 
-/// What a cache in FP8 with scales holds of these keys and values.
+/// What a cache in FP8 with scales, or in rows, holds of these keys and values.
 fn stored(case: &Case, keys: &Keys) -> Keys {
+    if case.has_rows() {
+        let value_dim = if case.value_dim == 0 { case.dim } else { case.value_dim };
+        let (key_dtype, value_dtype) = (case.dtypes.1, case.value_dtype.unwrap_or(case.dtypes.1));
+        let of = |dtype, rows: &[f64], dim| rows.chunks(dim).flat_map(|row| quantized_row(dtype, row)).collect();
+        let (key, value) = (of(key_dtype, &keys.key, case.dim), of(value_dtype, &keys.value, value_dim));
+        return Keys { length: keys.length, key, value };
+    }
     let Some(scales) = case.scales else { return keys.clone() };
     let stored = |rows: &[f64], part: usize, dim: usize| {
         let scale = |at: usize| f64::from(scales[part][at / dim % case.heads.1 % 2] as f32);
@@ -94,6 +111,7 @@ fn create(run: &mut Run, case: &Case, sequences: usize, capacity: usize) -> Resu
         values_in_keys: case.values_in_keys,
         capacity,
         dtype,
+        value_dtype: case.value_dtype,
         key_scales: scales(run, case, 0)?,
         value_scales: if case.values_in_keys { None } else { scales(run, case, 1)? },
         ..Default::default()
@@ -143,7 +161,8 @@ fn blocks(
 ) -> Result<Vec<Tensor>, Failure> {
     let mut tensors: Vec<Tensor> = Vec::new();
     for layer in 0..LAYERS {
-        for dim in [options.head_dim, options.value_dim()] {
+        for (dtype, dim) in [(options.dtype, options.head_dim), (options.value_dtype(), options.value_dim())] {
+            let dim = dtype.row_units(dim);
             if options.values_in_keys && tensors.len() % 2 == 1 {
                 let mut value = tensors[tensors.len() - 1];
                 value.shape[3] = dim;
@@ -155,7 +174,7 @@ fn blocks(
                 false => [tokens * heads * dim, tokens * dim, dim, 1],
             };
             let shape = [blocks, heads, tokens, dim];
-            let tensor = run.strided(options.dtype, &shape, &strides, 0, blocks * heads * tokens * dim, None)?;
+            let tensor = run.strided(dtype, &shape, &strides, 0, blocks * heads * tokens * dim, None)?;
             if layer == LAYER {
                 run.allow_write(&tensor);
             }
@@ -213,7 +232,7 @@ fn prefix(keys: &Keys, length: usize) -> Keys {
     Keys { length, key: part(&keys.key), value: part(&keys.value) }
 }
 
-fn test(run: &mut Run, case: &Case) -> Outcome {
+pub fn test(run: &mut Run, case: &Case) -> Outcome {
     let (query_dtype, kv) = case.dtypes;
     let config = AttentionConfig::new(AttentionConfig {
         query_heads: case.heads.0,
@@ -228,10 +247,10 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     })?;
     let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
     // Kernels round F32 queries to keys of 16 bits.
-    let narrowed = |queries: &[f64]| if kv.is_fp8() { queries.to_vec() } else { rounded(kv, queries) };
+    let narrowed = |queries: &[f64]| if kv.is_float() { rounded(kv, queries) } else { queries.to_vec() };
     let count = case.chunks[0].len();
     let lengths: Vec<usize> = (0..count).map(|at| case.chunks.iter().map(|chunk| chunk[at]).sum()).collect();
-    let appended_dtype = if case.scales.is_some() { DType::F32 } else { kv };
+    let appended_dtype = if case.scales.is_some() || case.has_rows() { DType::F32 } else { kv };
     let keys = lengths.iter().map(|&length| match case.values_in_keys {
         true => Keys::new(run, &config, appended_dtype, length).with_values_in_keys(&config),
         false => Keys::new(run, &config, appended_dtype, length),
@@ -339,7 +358,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     expect_attention(run, kv, &output, None, &expected)
 }
 
-fn case(place: Place) -> Case {
+pub fn case(place: Place) -> Case {
     Case {
         place,
         chunks: vec![vec![17, 1, 40], vec![1, 1, 1], vec![30, 2, 5]],
@@ -349,6 +368,7 @@ fn case(place: Place) -> Case {
         values_in_keys: false,
         window: 0,
         dtypes: (DType::F32, DType::F32),
+        value_dtype: None,
         scales: None,
         rows: 1,
     }

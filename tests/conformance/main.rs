@@ -25,6 +25,7 @@ mod embedding;
 mod graph;
 mod grouped_linear;
 mod kv_cache;
+mod kv_cache_rows;
 mod level;
 mod linear;
 mod linear_quantized;

@@ -26,7 +26,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_backend_options", "preset") => random.of(&[0, 0, 0, 0, 0, 2, 3, 4]),
         ("nvb_backend_options", "fp8" | "tensor_cores") => random.of(&[0, 0, 0, 1, 2, 3]),
         ("nvb_backend_options", "precision") => random.below(5) as u64,
-        ("nvb_kv_cache_options", "dtype") => random.of(&[0, 1, 2, 3, 5, 6]),
+        ("nvb_kv_cache_options", "dtype" | "value_dtype") => random.of(&[0, 0, 1, 2, 3, 5, 6, 7, 8, 9]),
         ("nvb_attention_shape", "query_dtype" | "output_dtype") => random.below(4) as u64,
         ("nvb_kernel_override", "operation") => 2,
         ("nvb_linear_case", "rows") => random.of(&[1, 4, 17, 64]),

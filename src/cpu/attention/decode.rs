@@ -11,16 +11,16 @@
 //! from memory side by side; both ask for the cache lines [`AHEAD`] of them.
 
 use super::chunks::{check, Call, Tokens, CHUNK};
-use super::lse_of;
 use super::softmax::{finish, Added, RunningSoftmax, Scores};
 use super::values::{self, Values};
+use super::{lse_of, unpack_row};
 use crate::cpu::dot_tile::{DotTile, COLUMNS};
 use crate::cpu::row::{integers, vectors, Row};
 use crate::cpu::threads::{Scratch, Threads};
 use crate::error::{Error, Result, Status};
 use crate::operation::attention::{AttentionDecode, SequenceSpan};
 use crate::simd::{dispatch, math, with_kv, Kernel, Simd, VectorElement};
-use crate::tensor::DType;
+use crate::tensor::{DType, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use half::bf16;
 use std::ops::Range;
 use std::ptr::null;
@@ -66,7 +66,7 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
         workspace.resize(needed, 0.0);
     }
     let partials = Partials(workspace.as_mut_ptr());
-    let chunk_bytes = CHUNK * (op.config.head_dim + call.value_dim()) * op.cache.dtype.size();
+    let chunk_bytes = CHUNK * op.cache.token_bytes();
     let enough = (chunks * chunk_bytes / TASK_BYTES).clamp(threads.count(), TASKS * threads.count());
     let tasks = chunks.min(enough);
     threads.run(tasks, |task, scratch| {
@@ -148,6 +148,8 @@ struct Heads<'a> {
     /// The merged ones, [heads, stride]
     merged: *mut f32,
     stride: usize,
+    /// Of a step whose rows have to be unpacked: its keys, then its values.
+    unpacked: *mut f32,
 }
 
 impl<'a> Heads<'a> {
@@ -157,12 +159,16 @@ impl<'a> Heads<'a> {
         let (query, rest) = scratch.floats().split_at_mut(heads.len() * query_stride);
         let (scores, rest) = rest.split_at_mut(heads.len() * MAX_STEP);
         let (partial, rest) = rest.split_at_mut(heads.len() * stride);
+        let (merged, rest) = rest.split_at_mut(heads.len() * stride);
         let (query, scores, partial, merged) =
-            (query.as_mut_ptr(), scores.as_mut_ptr(), partial.as_mut_ptr(), rest.as_mut_ptr());
+            (query.as_mut_ptr(), scores.as_mut_ptr(), partial.as_mut_ptr(), merged.as_mut_ptr());
         let op = call.op;
-        let pairs = super::multiplies_bf16::<S>() && op.query.dtype == DType::Bf16 && op.cache.dtype == DType::Bf16;
+        let dtypes = [op.query.dtype, op.cache.dtype, op.cache.value_dtype];
+        let pairs = super::multiplies_bf16::<S>() && dtypes == [DType::Bf16; 3];
         let value_dim = call.value_dim();
-        Heads { call, op, heads, dim, value_dim, pairs, query, query_stride, scores, partial, merged, stride }
+        debug_assert!(rest.len() >= MAX_STEP * MIN_STEP + MIN_STEP * MAX_HEAD_DIM + MAX_STEP * MAX_VALUE_DIM);
+        let unpacked = rest.as_mut_ptr();
+        Heads { call, op, heads, dim, value_dim, pairs, query, query_stride, scores, partial, merged, stride, unpacked }
     }
 
     #[inline(always)]
@@ -247,14 +253,29 @@ impl<'a> Heads<'a> {
     #[inline(always)]
     unsafe fn chunk<S: Simd>(&self, tokens: &Tokens, first_head: usize, partial: *mut f32) {
         if self.pairs {
-            return self.chunk_of::<S, bf16, bf16>(tokens, first_head, partial);
+            return self.chunk_of::<S, bf16, bf16, false>(tokens, first_head, partial);
         }
-        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T>(tokens, first_head, partial))
+        if self.op.cache.has_kv_rows() {
+            return self.chunk_of::<S, f32, f32, true>(tokens, first_head, partial);
+        }
+        with_kv!(self.op.cache.dtype, T => self.chunk_of::<S, f32, T, false>(tokens, first_head, partial))
     }
 
-    /// One chunk's scores, weights and weighted values.
+    /// The tokens' rows as f32 behind each other, and where each begins.
     #[inline(always)]
-    unsafe fn chunk_of<S: Simd, X: VectorElement, T: VectorElement>(
+    unsafe fn unpack<S: Simd>(rows: &[*const u8], dtype: DType, dim: usize, to: *mut f32) -> [*const u8; MAX_STEP] {
+        let mut at = [null(); MAX_STEP];
+        for (i, &row) in rows.iter().enumerate() {
+            let place = to.add(i * dim);
+            unpack_row::<S>(dtype, row, dim, place);
+            at[i] = place.cast_const().cast();
+        }
+        at
+    }
+
+    /// One chunk's scores, weights and weighted values. `UNPACKED`: rows become f32 first, a step at a time.
+    #[inline(always)]
+    unsafe fn chunk_of<S: Simd, X: VectorElement, T: VectorElement, const UNPACKED: bool>(
         &self,
         tokens: &Tokens,
         first_head: usize,
@@ -267,9 +288,19 @@ impl<'a> Heads<'a> {
         let mut sums = [[0f32; 16]; MAX_HEADS];
         for begin in (0..tokens.count).step_by(step) {
             let keys = step.min(tokens.count - begin);
+            let (mut key_at, mut value_at) = (tokens.key.as_ptr().add(begin), tokens.value.as_ptr().add(begin));
+            let (key_rows, value_rows);
+            if UNPACKED {
+                let cache = &self.op.cache;
+                let (key, value) = (&tokens.key[begin..begin + keys], &tokens.value[begin..begin + keys]);
+                key_rows = Self::unpack::<S>(key, cache.dtype, self.dim, self.unpacked);
+                let values = self.unpacked.add(step * self.dim);
+                value_rows = Self::unpack::<S>(value, cache.value_dtype, self.value_dim, values);
+                (key_at, value_at) = (key_rows.as_ptr(), value_rows.as_ptr());
+            }
             // Scores, four keys at a time; past the last key they repeat it and are masked.
             for four in (0..keys).step_by(COLUMNS) {
-                let key = |i: usize| tokens.key[begin + (four + i).min(keys - 1)].cast::<T>();
+                let key = |i: usize| (*key_at.add((four + i).min(keys - 1))).cast::<T>();
                 let four_keys = [key(0), key(1), key(2), key(3)];
                 for first in (0..heads).step_by(S::DOT_ROWS) {
                     let rows = S::DOT_ROWS.min(heads - first);
@@ -298,7 +329,7 @@ impl<'a> Heads<'a> {
             let values = Values {
                 weights: self.scores,
                 weights_stride: MAX_STEP,
-                at: tokens.value.as_ptr().add(begin).cast::<*const T>(),
+                at: value_at.cast::<*const T>(),
                 count: keys,
                 ahead: AHEAD,
                 output: partial.add(16),

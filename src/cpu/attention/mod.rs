@@ -11,14 +11,14 @@ mod softmax;
 mod tests;
 mod values;
 
-use super::row::Row;
+use super::row::{vectors, Row};
 use super::threads::Threads;
 use crate::allocation::filled;
 use crate::error::Result;
 use crate::executor::{SPLITS, STAGES, TILE_KEYS, TILE_ROWS};
 use crate::operation::attention::{AttentionConfig, AttentionDecode, AttentionPrefill, HeadTerms, SequenceSpan};
 use crate::simd::Simd;
-use crate::tensor::{Heads, KvView, Tensor};
+use crate::tensor::{kv_row, DType, Heads, KvView, Tensor};
 use std::ops::Range;
 
 /// How a prefill is divided among `threads`, in the words of plans.
@@ -85,13 +85,36 @@ unsafe fn addresses(view: &KvView, origin: usize, first: usize, head: usize, to:
     }
 }
 
+/// A key or value as f32.
+///
+/// # Safety
+/// The CPU has `S`, a whole row is readable, and `dim` floats are writable.
+#[inline(always)]
+unsafe fn unpack_row<S: Simd>(dtype: DType, from: *const u8, dim: usize, to: *mut f32) {
+    if dtype.is_kv_row() {
+        return kv_row::unpack(dtype, from, dim, to);
+    }
+    let (from, to) = (Row::raw(from.cast_mut().cast(), dtype), Row::raw(to.cast(), DType::F32));
+    for (at, lanes) in vectors::<S>(dim) {
+        to.store::<S>(at, from.load_kv::<S>(at, lanes), lanes);
+    }
+}
+
 /// A sequence's key or value of one token and head.
 ///
 /// # Safety
 /// The token's page was checked.
-unsafe fn kv_row(view: &KvView, origin: usize, token: usize, head: usize) -> Row {
+unsafe fn kv_row(view: &KvView, origin: usize, token: usize, head: usize) -> Vec<f32> {
     // SAFETY: the caller's contract; on the CPU a table is in host memory.
-    Row::raw(unsafe { view.head(origin, head).run(token) }.0, view.dtype)
+    let row = unsafe { view.head(origin, head).run(token) }.0;
+    let mut elements = vec![0.0; view.dim];
+    if view.dtype.is_kv_row() {
+        kv_row::unpack(view.dtype, row.cast(), view.dim, elements.as_mut_ptr());
+        return elements;
+    }
+    let row = Row::raw(row, view.dtype);
+    elements.iter_mut().enumerate().for_each(|(at, element)| *element = row.element(at));
+    elements
 }
 
 /// The keys that a query row of the sequence sees. Without a causal mask there may be more rows than keys; the first ones
@@ -138,7 +161,7 @@ fn reference(
             let (key_scale, value_scale) = (f64::from(key.scale(kv_head)), f64::from(value.scale(kv_head)));
             let score = |token: usize| {
                 let key = kv_row(key, key_origin, token, kv_head);
-                let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * key.get(d)).sum();
+                let dot: f64 = (0..config.head_dim).map(|d| query.get(d) * f64::from(key[d])).sum();
                 let dot = dot * key_scale * f64::from(query_scale(kv_head));
                 let (score, cap) = (dot * f64::from(config.scale), f64::from(config.soft_cap));
                 let capped = if cap > 0.0 { cap * (score / cap).tanh() } else { score };
@@ -151,9 +174,11 @@ fn reference(
             let max = scores.iter().copied().fold(sink, f64::max);
             let weight = |score: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (score - max).exp() };
             let sum = scores.iter().map(weight).sum::<f64>() + weight(&sink);
+            let values: Vec<Vec<f32>> =
+                visible.clone().map(|token| kv_row(value, value_origin, token, kv_head)).collect();
             for d in 0..config.value_dim {
                 let weigh =
-                    |(token, score): (usize, &f64)| weight(score) * kv_row(value, value_origin, token, kv_head).get(d);
+                    |(token, score): (usize, &f64)| weight(score) * f64::from(values[token - visible.start][d]);
                 let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
                 Row::head(output, i, head).set(d, if sum == 0.0 { 0.0 } else { total / sum * value_scale });
             }

@@ -8,8 +8,9 @@
 
 use super::super::outer_tile::Outer;
 use super::super::row::{vectors, Row};
+use super::unpack_row;
 use crate::simd::{with_kv, Simd, VectorElement};
-use crate::tensor::DType;
+use crate::tensor::{DType, MAX_HEAD_DIM};
 
 /// Keys of a tile.
 pub const KEYS: usize = 128;
@@ -51,6 +52,9 @@ impl Operands for Wide {
 
     #[inline(always)]
     unsafe fn keys<S: Simd>(tokens: &Tokens, dim: usize, to: *mut f32) {
+        if tokens.dtype.is_kv_row() {
+            return transpose_unpacked::<S>(tokens, dim, to);
+        }
         with_kv!(tokens.dtype, T => transpose::<S, T>(tokens, dim, to))
     }
 
@@ -58,6 +62,14 @@ impl Operands for Wide {
     /// few sets of the first cache level.
     #[inline(always)]
     unsafe fn values<S: Simd>(tokens: &Tokens, dim: usize, width: usize, to: *mut f32) {
+        if tokens.dtype.is_kv_row() {
+            for (i, &from) in tokens.at[..tokens.count].iter().enumerate() {
+                unpack_row::<S>(tokens.dtype, from, dim, to.add(i * width));
+                // The padding takes part in the product.
+                (dim..width).for_each(|at| to.add(i * width + at).write(0.0));
+            }
+            return;
+        }
         with_kv!(tokens.dtype, T => {
             for (i, from) in tokens.at[..tokens.count].iter().enumerate() {
                 for (at, lanes) in vectors::<S>(dim) {
@@ -83,26 +95,48 @@ impl Operands for Wide {
 unsafe fn transpose<S: Simd, T: VectorElement>(tokens: &Tokens, count: usize, to: *mut f32) {
     for column in (0..KEYS).step_by(S::LANES) {
         let there = tokens.count.saturating_sub(column).min(S::LANES);
-        for (at, lanes) in vectors::<S>(count) {
-            let mut block = [S::zero(); 16];
-            if there == S::LANES && lanes == S::LANES {
-                // Loops of known length keep the block in registers.
-                for i in 0..S::LANES {
-                    block[i] = T::load::<S>(tokens.at[column + i].cast::<T>().add(at));
-                }
-                S::transpose(&mut block);
-                for i in 0..S::LANES {
-                    S::store(to.add((at + i) * KEYS + column), block[i]);
-                }
-                continue;
-            }
-            for i in 0..there {
-                block[i] = T::load_lanes::<S>(tokens.at[column + i].cast::<T>().add(at), lanes);
+        transpose_rows::<S, T>(&tokens.at[column..column + S::LANES], there, count, to.add(column));
+    }
+}
+
+/// As `transpose` of f32, with the rows of a vector's columns unpacked before they are transposed.
+#[inline(always)]
+unsafe fn transpose_unpacked<S: Simd>(tokens: &Tokens, dim: usize, to: *mut f32) {
+    let mut rows = [0f32; 16 * MAX_HEAD_DIM];
+    for column in (0..KEYS).step_by(S::LANES) {
+        let there = tokens.count.saturating_sub(column).min(S::LANES);
+        let mut at = [std::ptr::null::<u8>(); 16];
+        for i in 0..there {
+            let row = rows.as_mut_ptr().add(i * dim);
+            unpack_row::<S>(tokens.dtype, tokens.at[column + i], dim, row);
+            at[i] = row.cast_const().cast();
+        }
+        transpose_rows::<S, f32>(&at[..S::LANES], there, dim, to.add(column));
+    }
+}
+
+/// The first `there` rows of a vector's columns; the others become 0.
+#[inline(always)]
+unsafe fn transpose_rows<S: Simd, T: VectorElement>(rows: &[*const u8], there: usize, count: usize, to: *mut f32) {
+    for (at, lanes) in vectors::<S>(count) {
+        let mut block = [S::zero(); 16];
+        if there == S::LANES && lanes == S::LANES {
+            // Loops of known length keep the block in registers.
+            for i in 0..S::LANES {
+                block[i] = T::load::<S>(rows[i].cast::<T>().add(at));
             }
             S::transpose(&mut block);
-            for i in 0..lanes {
-                S::store(to.add((at + i) * KEYS + column), block[i]);
+            for i in 0..S::LANES {
+                S::store(to.add((at + i) * KEYS), block[i]);
             }
+            continue;
+        }
+        for i in 0..there {
+            block[i] = T::load_lanes::<S>(rows[i].cast::<T>().add(at), lanes);
+        }
+        S::transpose(&mut block);
+        for i in 0..lanes {
+            S::store(to.add((at + i) * KEYS), block[i]);
         }
     }
 }

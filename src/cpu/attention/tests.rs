@@ -125,7 +125,7 @@ fn decode_matches_the_reference_and_reads_no_stale_row() {
                 let mut sequences = Buffer::from(DType::I32, &sequences[5 - rows..]);
                 let cache = CacheLayer::of_dims(
                     (key.tensor(&[tokens * dim]).data, value.tensor(&[tokens * config.value_dim]).data),
-                    dtype,
+                    (dtype, dtype),
                     [5, kv_heads, capacity],
                     (dim, config.value_dim),
                 );

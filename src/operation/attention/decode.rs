@@ -1,6 +1,7 @@
 //! Attention of one or a few query rows a sequence, over a KV cache.
 
 use super::head_terms::HeadTerms;
+use super::prefill::check_query_dtype;
 use super::prefix::SharedPrefix;
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::error::{Error, Result, Status};
@@ -109,12 +110,7 @@ impl AttentionDecode {
         let output = output_heads(&config, output, count)?;
         check_lse(lse, count, config.query_heads)?;
         config.check_cache(&cache)?;
-        if query.dtype != cache.dtype && query.dtype != DType::F32 && !cache.dtype.is_fp8() {
-            return Err(Error::invalid(format!(
-                "`query` has dtype {}; f32 or the cache's {} is needed",
-                query.dtype, cache.dtype
-            )));
-        }
+        check_query_dtype(query.dtype, cache.dtype)?;
         for (name, tensor, entries) in
             [("positions", Some(positions), count), ("sequences", sequences, count / per_sequence)]
         {
@@ -304,7 +300,7 @@ impl AttentionDecode {
     fn cost_of_keys(&self, pairs: usize, keys: usize) -> Cost {
         let rows = self.query.tokens;
         let dtypes = [self.query.dtype, self.output.dtype];
-        let Cost { operations, bytes } = self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.dtype, self.lse);
+        let Cost { operations, bytes } = self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.token_bytes(), self.lse);
         let indices = rows + self.rows.sequences.map_or(0, |sequences| sequences.shape[0]);
         let new = self.separate(self.query).map_or(Cost::default(), |(rope, _)| {
             let queries = rows * self.config.query_heads * self.config.head_dim * self.query.dtype.size();

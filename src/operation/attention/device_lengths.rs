@@ -1,7 +1,7 @@
 //! Lengths of a prefill that lie in device memory, so that a captured call serves every step within its bounds.
 
 use super::head_terms::HeadTerms;
-use super::prefill::{check_dtypes, tensor_view, AttentionPrefill, SequenceSpan, Starts};
+use super::prefill::{check_one_dtype, check_query_dtype, tensor_view, AttentionPrefill, SequenceSpan, Starts};
 use super::{check_lse, output_heads, AttentionConfig};
 use crate::allocation::with_room;
 use crate::error::{Error, Result};
@@ -84,11 +84,13 @@ impl AttentionPrefill {
                 key.expect_rank("key", 3)?;
                 let keys = key.shape[0];
                 expect_extent("the rows of `key`", keys)?;
-                let view = tensor_view(&config, "key", *key, keys, config.head_dim)?;
-                (view, tensor_view(&config, "value", *value, keys, config.value_dim)?, keys, keys)
+                let key = tensor_view(&config, "key", *key, keys, config.head_dim)?;
+                let value = tensor_view(&config, "value", *value, keys, config.value_dim)?;
+                check_one_dtype(&key, &value)?;
+                (key, value, keys, keys)
             }
         };
-        check_dtypes(query.dtype, &key, &value)?;
+        check_query_dtype(query.dtype, key.dtype)?;
         let max_rows = bound("max_query_rows", max_rows, tokens, "`query` has that many rows")?;
         let max_kv_length = bound("max_kv_length", max_kv_length, longest, "the keys of a sequence are no more")?;
         let (key_starts, kv_lengths, sequences) = match source {

@@ -125,14 +125,15 @@ impl AttentionConfig {
         (begin.min(end), end)
     }
 
-    /// Of `pairs` of a query row and a key, `rows` and `keys`, with queries and outputs of `dtypes`.
+    /// Of `pairs` of a query row and a key, `rows` and `keys` that take `token_bytes` a head with their values, with queries and
+    /// outputs of `dtypes`.
     fn cost(
         &self,
         pairs: f64,
         rows: usize,
         keys: usize,
         dtypes: [DType; 2],
-        key_dtype: DType,
+        token_bytes: usize,
         lse: Option<Tensor>,
     ) -> Cost {
         let (dim, value_dim, heads) = (self.head_dim as f64, self.value_dim as f64, self.query_heads as f64);
@@ -141,7 +142,7 @@ impl AttentionConfig {
         Cost {
             operations: 2.0 * pairs * (dim + value_dim) * heads,
             bytes: rows as f64 * heads * (width + sums)
-                + keys as f64 * self.kv_heads as f64 * (dim + value_dim) * key_dtype.size() as f64,
+                + keys as f64 * self.kv_heads as f64 * token_bytes as f64,
         }
     }
 

@@ -126,6 +126,7 @@ impl AttentionPrefill {
                 let keys = key.shape[0];
                 let key = tensor_view(&config, "key", key, keys, config.head_dim)?;
                 let value = tensor_view(&config, "value", value, keys, config.value_dim)?;
+                check_one_dtype(&key, &value)?;
                 check_starts("key_starts", key_starts, keys)?;
                 if key_starts.len() != query_starts.len() {
                     return Err(Error::invalid(format!(
@@ -138,7 +139,7 @@ impl AttentionPrefill {
                 (key, value, collected(spans, SEQUENCES)?)
             }
         };
-        check_dtypes(query.dtype, &key, &value)?;
+        check_query_dtype(query.dtype, key.dtype)?;
         let mut sequences = with_room(count, SEQUENCES)?;
         for (b, &(kv_start, kv_length)) in spans.iter().enumerate() {
             let query_count = (query_starts[b + 1] - query_starts[b]) as usize;
@@ -211,7 +212,8 @@ impl AttentionPrefill {
             Ok(KvView { sequence_stride: tensor.strides[0], ..view })
         };
         let (key, value) = (view("key", key, config.head_dim)?, view("value", value, config.value_dim)?);
-        check_dtypes(query.dtype, &key, &value)?;
+        check_one_dtype(&key, &value)?;
+        check_query_dtype(query.dtype, key.dtype)?;
         let lse = match lse {
             Some(lse) => {
                 lse.expect_shape("lse", &[batch, rows, config.query_heads])?;
@@ -410,7 +412,8 @@ impl AttentionPrefill {
             rows += span.query_count;
             keys += last.1.saturating_sub(first.0);
         }
-        self.config.cost(pairs, rows, keys, [self.query.dtype, self.output.dtype], self.key.dtype, self.lse)
+        let token_bytes = self.key.dtype.row_bytes(self.key.dim) + self.value.dtype.row_bytes(self.value.dim);
+        self.config.cost(pairs, rows, keys, [self.query.dtype, self.output.dtype], token_bytes, self.lse)
     }
 }
 
@@ -440,6 +443,7 @@ pub(super) fn tensor_view(
         scale_stride: 0,
         data: tensor.data,
         dtype: tensor.dtype,
+        dim,
         sequence_stride: heads.token_stride,
         token_stride: heads.token_stride,
         head_stride: heads.head_stride,
@@ -447,15 +451,20 @@ pub(super) fn tensor_view(
     })
 }
 
-pub(super) fn check_dtypes(query: DType, key: &KvView, value: &KvView) -> Result<()> {
+/// Of tensors; the formats of a cache were checked when it was made.
+pub(super) fn check_one_dtype(key: &KvView, value: &KvView) -> Result<()> {
     if key.dtype != value.dtype {
         return Err(Error::invalid("`key` and `value` must have one dtype"));
     }
-    let fits = query == key.dtype || query == DType::F32 || key.dtype.is_fp8();
-    if fits {
+    Ok(())
+}
+
+/// Queries are of the keys' dtype or F32, or of any float over keys that are no floats of 16 or 32 bits.
+pub(super) fn check_query_dtype(query: DType, key: DType) -> Result<()> {
+    if query == key || query == DType::F32 || !key.is_float() {
         return Ok(());
     }
-    Err(Error::invalid(format!("`query` has dtype {query}; f32 or the keys' {} is needed", key.dtype)))
+    Err(Error::invalid(format!("`query` has dtype {query}; f32 or the keys' {key} is needed")))
 }
 
 /// Starts at 0, never falls, and ends at the number of rows.

@@ -165,7 +165,7 @@ fn rows_of(data: *mut f32, tokens: usize, heads: usize, head_dim: usize) -> Head
 impl CacheLayer {
     /// The layer without the first tokens of each sequence, whole pages of them.
     fn behind(&self, tokens: usize) -> CacheLayer {
-        let skipped = |stride: usize| tokens * stride * self.dtype.size();
+        let skipped = |stride: usize, dtype: DType| tokens * stride * dtype.size();
         let capacity = self.capacity - tokens;
         match self.placement {
             Placement::Paged(table) => {
@@ -176,8 +176,8 @@ impl CacheLayer {
             }
             _ => CacheLayer {
                 capacity,
-                key: self.key.wrapping_byte_add(skipped(self.token_stride)),
-                value: self.value.wrapping_byte_add(skipped(self.value_strides.token)),
+                key: self.key.wrapping_byte_add(skipped(self.token_stride, self.dtype)),
+                value: self.value.wrapping_byte_add(skipped(self.value_strides.token, self.value_dtype)),
                 ..*self
             },
         }
