@@ -72,6 +72,25 @@ bool prefill_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch
   return supports_mma(p, launch);
 }
 
+bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& launch,
+                    nvb_attention_prefill_shape& shape) {
+  shape.rows = 0;
+  const bool dtypes = (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && float_dtype_bytes(p.query_dtype) != 0;
+  if (launch.capability < 80 || !dtypes || has_scales(p) || has_device_lengths(p) || is_placed(p.placement)) {
+    return false;
+  }
+  if (p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0) return false;
+  if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;
+  return is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
+         is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
+         is_aligned16(p.value, p.value_head_stride, 2) && is_aligned16(p.value, p.value_token_stride, 2);
+}
+
+cudaError_t launch_masked(const PrefillArguments& arguments, int, const nvb_launch& launch) {
+  return arguments.params.kv_dtype == NVB_F16 ? launch_prefill_masked_f16(arguments, launch)
+                                              : launch_prefill_masked_bf16(arguments, launch);
+}
+
 bool prefill_simt(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape& shape) {
   shape.rows = kPrefillSimtRows;
   return true;
@@ -116,6 +135,7 @@ constexpr PrefillKernel kKernels[] = {
     {"attention_prefill_wgmma", false, prefill_wgmma, launch_wgmma},
     {"attention_prefill_fp8", false, prefill_fp8, launch_fp8},
     {"attention_prefill_mma", true, prefill_mma, launch_mma},
+    {"attention_prefill_masked", true, prefill_masked, launch_masked},
     {"attention_prefill_simt", true, prefill_simt, launch_simt},
 };
 

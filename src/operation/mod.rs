@@ -23,6 +23,7 @@ mod operands;
 pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
+pub mod rotary_embedding;
 pub mod sample;
 pub mod scatter_rows;
 crate::plain_operations!(operation_modules);
@@ -184,7 +185,6 @@ macro_rules! plain_operations {
             MaskedSoftmax masked_softmax;
             Pointwise pointwise;
             RmsNorm rms_norm;
-            RotaryEmbedding rotary_embedding;
             Softmax softmax;
             SortRows sort_rows;
             SumRows sum_rows;
