@@ -47,6 +47,17 @@ const FAMILIES: &[Family] = &[
     const nvb_linear_quantized_params&, const nvb_launch&);",
     },
     Family {
+        stem: "attention_prefill_masked",
+        includes: &["attention/sm80/attention_prefill_masked.cuh"],
+        encodings: ONE,
+        elements: &[HALVES],
+        text: "namespace nvb {
+cudaError_t launch_prefill_masked_{name}(const PrefillArguments& arguments, const nvb_launch& launch) {
+  return launch_prefill_masked<{element}>(arguments, launch);
+}
+}",
+    },
+    Family {
         stem: "attention_prefill_mma",
         includes: &["attention/sm80/attention_prefill_mma.cuh"],
         encodings: ONE,

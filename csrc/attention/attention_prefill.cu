@@ -74,6 +74,27 @@ bool prefill_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch
   return p.parts <= 1 && supports_mma(p, launch);
 }
 
+bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& launch,
+                    nvb_attention_prefill_shape& shape) {
+  shape = {};
+  const bool dtypes = (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && float_dtype_bytes(p.query_dtype) != 0;
+  if (p.parts > 1 || launch.capability < 80 || !dtypes || !has_plain_elements(p) || has_scales(p) ||
+      has_device_lengths(p) || is_placed(p.placement)) {
+    return false;
+  }
+  if (p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0 || p.tree_parents != nullptr) return false;
+  if (p.mask_dtype == NVB_I32 && p.mask != nullptr) return false;
+  if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;
+  return is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
+         is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
+         is_aligned16(p.value, p.value_head_stride, 2) && is_aligned16(p.value, p.value_token_stride, 2);
+}
+
+cudaError_t launch_masked(const PrefillArguments& arguments, int, const nvb_launch& launch) {
+  return arguments.params.kv_dtype == NVB_F16 ? launch_prefill_masked_f16(arguments, launch)
+                                              : launch_prefill_masked_bf16(arguments, launch);
+}
+
 bool prefill_simt(const nvb_attention_prefill_params& p, const nvb_launch&, nvb_attention_prefill_shape& shape) {
   shape = {};
   shape.rows = kPrefillSimtRows;
@@ -119,6 +140,7 @@ constexpr PrefillKernel kKernels[] = {
     {"attention_prefill_wgmma", false, false, prefill_wgmma, launch_wgmma},
     {"attention_prefill_fp8", false, false, prefill_fp8, launch_fp8},
     {"attention_prefill_mma", true, false, prefill_mma, launch_mma},
+    {"attention_prefill_masked", true, false, prefill_masked, launch_masked},
     {"attention_prefill_simt", true, true, prefill_simt, launch_simt},
 };
 

@@ -157,6 +157,9 @@ cudaError_t launch_prefill_mma_f16(const PrefillArguments& arguments, SharedClas
 cudaError_t launch_prefill_mma_bf16(const PrefillArguments& arguments, SharedClass shared, int blocks,
                                     cudaStream_t stream);
 
+cudaError_t launch_prefill_masked_f16(const PrefillArguments& arguments, const nvb_launch& launch);
+cudaError_t launch_prefill_masked_bf16(const PrefillArguments& arguments, const nvb_launch& launch);
+
 inline constexpr int kPrefillSimtRows = 64;
 cudaError_t launch_prefill_simt(const PrefillArguments& arguments, int blocks, cudaStream_t stream);
 

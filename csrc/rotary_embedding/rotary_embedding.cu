@@ -1,7 +1,11 @@
 // rotary_embedding: the general rotation, for engines whose caches are plain tensors; csrc/rope is the fused one.
 //
-// Work: a block a token, whose threads share the angles and go through the heads, a pair or two single elements a
-// thread. Shared memory: 2 KiB of sines and cosines. Registers are no bound: a thread holds one pair.
+// Work: a block a token, whose threads share the angles. Without a norm they go through the heads' pairs and single
+// elements, one a thread; with one a warp takes a head, whose squares it adds up, and each lane writes what it alone
+// has read, so that work in place is sound. Shared memory: 2 KiB of sines and cosines. Registers are no bound: a thread
+// holds one pair.
+#include "../common/programmatic_launch.cuh"
+#include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "rotary_embedding.h"
 
@@ -13,6 +17,28 @@ constexpr int kMaxPairs = 288;
 
 static_assert(sizeof(nvb_rotary_embedding_params) <= 4096, "drivers before 12.1 take at most 4096 bytes of arguments");
 
+// A pair of a head or, behind the pairs, an element that only passes through, times `factor(element)`.
+template <typename Factor>
+__device__ __forceinline__ void turn_item(const nvb_rotary_embedding_params& p, int64_t input, int64_t output, int i,
+                                          const float* sines, const float* cosines, const Factor& factor) {
+  const int pairs = static_cast<int>(p.rotary_dim / 2);
+  const int first = static_cast<int>(p.first);
+  const auto load = [&](int at) { return load_element(p.input, p.input_dtype, input + at) * factor(at); };
+  if (i >= pairs) {
+    const int rest = i - pairs;
+    const int at = rest < first ? rest : rest + static_cast<int>(p.rotary_dim);
+    store_element(p.output, p.output_dtype, output + at, load(at));
+    return;
+  }
+  const bool interleaved = p.pairs == NVB_ROTARY_INTERLEAVED;
+  const int one = interleaved ? first + 2 * i : first + i;
+  const int other = interleaved ? one + 1 : one + pairs;
+  const float x = load(one);
+  const float y = load(other);
+  store_element(p.output, p.output_dtype, output + one, x * cosines[i] - y * sines[i]);
+  store_element(p.output, p.output_dtype, output + other, x * sines[i] + y * cosines[i]);
+}
+
 __global__ void __launch_bounds__(kThreads)
     rotary_embedding_kernel(const __grid_constant__ nvb_rotary_embedding_params p) {
   __shared__ float sines[kMaxPairs];
@@ -20,6 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t token = blockIdx.x % p.shape[1];
   const int64_t batch = blockIdx.x / p.shape[1];
   const int pairs = static_cast<int>(p.rotary_dim / 2);
+  begin_overlapped();
   for (int i = threadIdx.x; i < pairs; i += kThreads) {
     const float factor = p.factors == nullptr ? 1.0f : p.factors[i];
     const int64_t place =
@@ -32,31 +59,38 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
 
+  // Where the token's heads go.
+  int64_t row = token;
+  if (p.rows != nullptr) {
+    row = p.rows[token * p.rows_stride];
+    if (row < 0 || row >= p.output_rows) return;
+  }
   // Items of a head: its pairs, then the elements that only pass through.
-  const int head_dim = static_cast<int>(p.shape[3]);
-  const int rotary_dim = static_cast<int>(p.rotary_dim);
-  const int first = static_cast<int>(p.first);
-  const int items = pairs + head_dim - rotary_dim;
+  const int items = pairs + static_cast<int>(p.shape[3]) - static_cast<int>(p.rotary_dim);
   const int64_t from = batch * p.input_strides[0] + token * p.input_strides[1];
-  const int64_t to = batch * p.output_strides[0] + token * p.output_strides[1];
-  for (int64_t item = threadIdx.x; item < p.shape[2] * items; item += kThreads) {
-    const int64_t head = item / items;
-    const int i = static_cast<int>(item - head * items);
-    const int64_t input = from + head * p.input_strides[2];
-    const int64_t output = to + head * p.output_strides[2];
-    if (i >= pairs) {
-      const int rest = i - pairs;
-      const int at = rest < first ? rest : rest + rotary_dim;
-      store_element(p.output, p.output_dtype, output + at, load_element(p.input, p.input_dtype, input + at));
-      continue;
+  const int64_t to = batch * p.output_strides[0] + row * p.output_strides[1];
+  if (p.norm == nullptr) {
+    for (int64_t item = threadIdx.x; item < p.shape[2] * items; item += kThreads) {
+      const int64_t head = item / items;
+      turn_item(p, from + head * p.input_strides[2], to + head * p.output_strides[2],
+                static_cast<int>(item - head * items), sines, cosines, [](int) { return 1.0f; });
     }
-    const bool interleaved = p.pairs == NVB_ROTARY_INTERLEAVED;
-    const int one = interleaved ? first + 2 * i : first + i;
-    const int other = interleaved ? one + 1 : one + pairs;
-    const float x = load_element(p.input, p.input_dtype, input + one);
-    const float y = load_element(p.input, p.input_dtype, input + other);
-    store_element(p.output, p.output_dtype, output + one, x * cosines[i] - y * sines[i]);
-    store_element(p.output, p.output_dtype, output + other, x * sines[i] + y * cosines[i]);
+    return;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int64_t head = threadIdx.x / 32; head < p.shape[2]; head += kThreads / 32) {
+    const int64_t input = from + head * p.input_strides[2];
+    float sum = 0.0f;
+    for (int at = lane; at < p.shape[3]; at += 32) {
+      const float value = load_element(p.input, p.input_dtype, input + at);
+      sum += value * value;
+    }
+    const float inverse = rsqrtf(warp_sum(sum) / static_cast<float>(p.shape[3]) + p.epsilon);
+    // In place, no lane writes an element before all have read it for the sum, which the lanes' exchange orders.
+    for (int i = lane; i < items; i += 32) {
+      turn_item(p, input, to + head * p.output_strides[2], i, sines, cosines,
+                [&](int at) { return inverse * load_element(p.norm, p.norm_dtype, at); });
+    }
   }
 }
 
@@ -67,11 +101,12 @@ extern "C" cudaError_t nvb_cuda_rotary_embedding(const nvb_rotary_embedding_para
                                                  const nvb_launch* launch) noexcept {
   const nvb_rotary_embedding_params& p = *params;
   if (nvb::float_dtype_bytes(p.input_dtype) == 0 || nvb::float_dtype_bytes(p.output_dtype) == 0 ||
-      p.pairs > NVB_ROTARY_INTERLEAVED || p.rotary_dim > 2 * nvb::kMaxPairs) {
+      (p.norm != nullptr && nvb::float_dtype_bytes(p.norm_dtype) == 0) || p.pairs > NVB_ROTARY_INTERLEAVED ||
+      p.rotary_dim > 2 * nvb::kMaxPairs) {
     return cudaErrorInvalidValue;
   }
   const int64_t blocks = p.shape[0] * p.shape[1];
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
-  nvb::rotary_embedding_kernel<<<static_cast<unsigned>(blocks), nvb::kThreads, 0, launch->stream>>>(p);
-  return cudaGetLastError();
+  return nvb::launch_overlapped(nvb::rotary_embedding_kernel, dim3(static_cast<unsigned>(blocks)), dim3(nvb::kThreads),
+                                0, launch, p);
 }

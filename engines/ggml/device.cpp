@@ -223,6 +223,7 @@ void DeviceState::forget(const void* start, size_t bytes) {
     const char* first = static_cast<const char*>(at->first.data);
     const char* last = first + at->first.row_bytes * static_cast<size_t>(at->first.rows);
     const bool touched = first < end && static_cast<const char*>(start) < last;
+    if (touched) ++weights_version_;
     at = touched ? weights_.erase(at) : std::next(at);
   }
 }

@@ -106,6 +106,8 @@ class DeviceState {
   Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
+  // Another number after weights were dropped.
+  uint64_t weights_version() const { return weights_version_.load(std::memory_order_relaxed); }
 
   nvb_stream* create_stream();
   void destroy_stream(nvb_stream* stream);
@@ -129,6 +131,7 @@ class DeviceState {
   // Of the default stream, on which copies without a stream go, and of what is below.
   std::mutex mutex_;
   std::map<WeightKey, Weight> weights_;
+  std::atomic<uint64_t> weights_version_{0};
   std::map<AttentionKey, nvb_attention*> attentions_;
   std::set<nvb_stream*> streams_;
   std::atomic<bool> failed_{false};

@@ -11,8 +11,7 @@
 
 namespace nvb_ggml {
 
-// The opaque ones: the plug-in holds their addresses and hands them to functions of the host.
-struct Graph;
+// Opaque: the plug-in holds its address and hands it to functions of the host.
 struct Context;
 
 // Numbers of types are never reused (ggml.h adds new ones at the end), other than those of operations.
@@ -47,6 +46,8 @@ enum LogLevel : int32_t { LOG_INFO = 2, LOG_WARN = 3, LOG_ERROR = 4 };
 
 enum DeviceType : int32_t { DEVICE_TYPE_GPU = 1 };
 
+// The caller reads the tensor after the graph.
+constexpr int32_t TENSOR_FLAG_OUTPUT = 2;
 // The host must compute the node. Versions that know no such flag leave it 0.
 constexpr int32_t TENSOR_FLAG_COMPUTE = 16;
 
@@ -70,6 +71,25 @@ struct Tensor {
   size_t view_offset;
   void* data;
   char name[64];
+};
+
+// Nodes come from functions of the host. The members behind them are read where `Host::probe` has seen that they are
+// there: versions before them have a shorter struct.
+struct Graph {
+  int32_t size, node_count, leaf_count;
+  Tensor** nodes;
+  Tensor** gradients;
+  Tensor** gradient_sums;
+  Tensor** leafs;
+  // How often each tensor is a source in the whole graph of which this one may be a part, by its place in `visited`.
+  int32_t* use_counts;
+  // A hash table with open addressing, a bit in `visited_used` for each place that is taken.
+  size_t visited_size;
+  uint32_t* visited_used;
+  Tensor** visited;
+  int32_t order;
+  // Another number for each graph that the host's scheduler makes; 0 for those that are made otherwise.
+  uint64_t uid;
 };
 
 struct Device;

@@ -144,9 +144,31 @@ bool Host::probe(std::string& problem) {
                     std::memcmp(norm->parameters, &epsilon, sizeof epsilon) == 0 && op(*norm) == Op::RmsNorm &&
                     nodes(graph) == 1 && node(graph, 0) == norm;
   marks_nodes_ = fits && (norm->flags & TENSOR_FLAG_COMPUTE) != 0;
+  if (fits) probe_graph(graph, tensor, norm);
   free_(context);
   if (!fits) problem = "tensors of ggml " + version_ + " as it was built here do not lie as they should";
   return fits;
+}
+
+// The list of nodes follows a new graph's struct at once, so its place tells the struct's size, and that its members.
+void Host::probe_graph(const Graph* graph, const Tensor* tensor, const Tensor* result) {
+  const auto bytes = reinterpret_cast<uintptr_t>(graph->nodes) - reinterpret_cast<uintptr_t>(graph);
+  if (graph->node_count != 1 || (bytes != offsetof(Graph, uid) && bytes != sizeof(Graph))) return;
+  if (graph->nodes[0] != result) return;
+  has_use_counts_ = true;
+  has_use_counts_ = uses(graph, tensor) == 1 && uses(graph, result) == 0;
+  has_uid_ = has_use_counts_ && bytes == sizeof(Graph);
+}
+
+int Host::uses(const Graph* graph, const Tensor* tensor) const {
+  if (!has_use_counts_ || graph->visited_size == 0) return -1;
+  const size_t first = (reinterpret_cast<uintptr_t>(tensor) >> 4) % graph->visited_size;
+  for (size_t step = 0; step < graph->visited_size; ++step) {
+    const size_t place = (first + step) % graph->visited_size;
+    if ((graph->visited_used[place / 32] >> (place % 32) & 1) == 0) return -1;
+    if (graph->visited[place] == tensor) return graph->use_counts[place];
+  }
+  return -1;
 }
 
 bool Host::attach(const void* caller) {

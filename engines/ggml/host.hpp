@@ -70,6 +70,10 @@ class Host {
   size_t block_bytes(int32_t type) const { return block_bytes_(type); }
   int nodes(Graph* graph) const { return graph_n_nodes_(graph); }
   Tensor* node(Graph* graph, int index) const { return graph_node_(graph, index); }
+  // A number that equal graphs share, 0 if there is none.
+  uint64_t uid(const Graph* graph) const { return has_uid_ ? graph->uid : 0; }
+  // How many nodes read the tensor, those outside of a part of a graph among them; -1 if that is not known.
+  int uses(const Graph* graph, const Tensor* tensor) const;
   // Whether the host sets TENSOR_FLAG_COMPUTE on what must be computed.
   bool marks_nodes() const { return marks_nodes_; }
   // `ggml_backend_buffer_init`, whose second parameter is a table by value.
@@ -81,10 +85,13 @@ class Host {
   bool resolve(const void* caller, std::string& problem);
   bool choose_layout(std::string& problem);
   bool probe(std::string& problem);
+  void probe_graph(const Graph* graph, const Tensor* tensor, const Tensor* result);
 
   Layout layout_ = Layout::Unknown;
   std::string version_;
   bool marks_nodes_ = false;
+  bool has_use_counts_ = false;
+  bool has_uid_ = false;
   mutable std::atomic<uint8_t> ops_[256] = {};
 
   const char* (*version_function_)() = nullptr;

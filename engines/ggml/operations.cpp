@@ -106,7 +106,6 @@ bool is_worth_offloading(DeviceState& device, const Tensor& node) {
 }
 
 nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node) {
-  if (elements(node) == 0) return NVB_OK;
   Step step(device, stream, &scratch);
   if (!take(step, node)) {
     device.host().log(LOG_ERROR, "nvbackend: %s was not accepted and is asked for\n", device.host().op_name(node));

@@ -19,6 +19,8 @@ class Scratch {
   // At least `bytes`, aligned to 256. What an earlier call returned must not be named by work that is queued after
   // this.
   nvb_status reserve(size_t bytes, char** memory);
+  // What `reserve` gives for no more than it gave before.
+  const void* memory() const { return memory_; }
 
  private:
   DeviceState& device_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.hpp"
+#include "recordings.hpp"
 #include "scratch.hpp"
 
 namespace nvb_ggml {
@@ -19,11 +20,14 @@ class StreamState {
   Status compute(Graph* graph);
 
  private:
-  StreamState(DeviceState& device, nvb_stream* stream)
-      : device_(device), stream_(stream), scratch_(std::make_unique<Scratch>(device, stream)) {}
+  StreamState(DeviceState& device, nvb_stream* stream);
+  nvb_status queue(Graph* graph);
+
   DeviceState& device_;
   nvb_stream* stream_;
   std::unique_ptr<Scratch> scratch_;
+  // NULL where graphs run call by call.
+  std::unique_ptr<Recordings> recordings_;
 };
 
 }  // namespace nvb_ggml

@@ -8,7 +8,7 @@ use super::tensor::{
 };
 use crate::operation::masked_softmax::MaskedSoftmax;
 use crate::operation::pointwise::{Function, Pointwise};
-use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, SectionOrder, Sections, Yarn};
+use crate::operation::rotary_embedding::{Angles, HeadNorm, Pairs, RotaryEmbedding, SectionOrder, Sections, Yarn};
 use crate::operation::scatter_rows::ScatterRows;
 
 /// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
@@ -110,19 +110,27 @@ versioned!(nvb_scatter_rows_args);
 /// frequency[i] = base^(−2i / rotary_dim) / frequency_factors[i] · position_scale. With `extension` (YaRN) position_scale counts
 /// for low frequencies alone: in its place stands position_scale · (1 − m) + m, m = extension · (1 − clamp((i − low) / max(0.001,
 /// high − low), 0, 1)), low and high being the pairs that turn `beta_fast` and `beta_slow` times in `original_positions` positions,
-/// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale).
+/// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale). With `norm_weight` the elements of
+/// a head are x · rsqrt(mean(x²) + epsilon) · norm_weight before they turn.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct nvb_rotary_embedding_args {
     pub struct_size: usize,
     /// [.., T, heads, head_dim], any float dtype and strides, the innermost 1; up to one axis in front. head_dim is at most 512.
     pub input: nvb_tensor,
-    /// Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+    /// Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be. With `rows` [R, heads, head_dim], and
+    /// it must not overlap `input`.
     pub output: nvb_tensor,
     /// I32 [T] in device memory; with sections each token's four, [4, T].
     pub positions: nvb_tensor,
     /// Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
     pub frequency_factors: nvb_tensor,
+    /// Optional [head_dim], any float dtype: the norm of a head (Gemma 3, Qwen 3).
+    pub norm_weight: nvb_tensor,
+    /// Optional, I32 [T] in device memory, of any stride: token t goes to row rows[t] of the output, as keys go into a cache that is
+    /// a plain tensor. Rows that are not named stay as they are; of numbers outside the output and of one that stands twice,
+    /// `nvb_scatter_rows_args` speaks.
+    pub rows: nvb_tensor,
     /// `NVB_ROTARY_…`
     pub pairs: u32,
     /// Even; the elements beside the rotated ones pass through. 0: head_dim − `first`.
@@ -151,8 +159,8 @@ pub struct nvb_rotary_embedding_args {
     pub extra_pairs: u32,
     /// `NVB_SECTIONS_…`
     pub section_order: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// The norm's; 0: 1e-6.
+    pub epsilon: f32,
 }
 versioned!(nvb_rotary_embedding_args);
 
@@ -229,7 +237,6 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
 ) -> nvb_status {
     guard!(nvb_rotary_embedding, {
         arguments!(backend, args, stream);
-        expect_reserved(args.reserved)?;
         let order = SectionOrder::from_code(args.section_order).ok_or_else(|| {
             Error::invalid(format!("section_order is {}; NVB_SECTIONS_… (0 to 2) is needed", args.section_order))
         })?;
@@ -240,6 +247,9 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
         let output = device_tensor(&backend, "output", &args.output)?;
         let positions = strided_device_tensor(&backend, "positions", &args.positions)?;
         let factors = optional_device_tensor(&backend, "frequency_factors", &args.frequency_factors)?;
+        let weight = optional_device_tensor(&backend, "norm_weight", &args.norm_weight)?;
+        let norm = weight.map(|weight| HeadNorm { weight, epsilon: or(args.epsilon, 1e-6) });
+        let rows = optional_strided_device_tensor(&backend, "rows", &args.rows)?;
         let (first, head_dim) = (args.first as usize, input.shape[input.rank - 1]);
         let rotary_dim = if args.rotary_dim == 0 { head_dim.saturating_sub(first) } else { args.rotary_dim as usize };
         let yarn = Yarn {
@@ -258,7 +268,8 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
             yarn: (args.extension != 0.0).then_some(yarn),
             sections: (sections != [0; 4]).then_some(Sections { pairs: sections, order }),
         };
-        backend.queue(RotaryEmbedding::new(input, output, positions, factors, angles)?, &stream)
+        let op = RotaryEmbedding::new(input, output, positions, factors, rows, angles)?.with_norm(norm)?;
+        backend.queue(op, &stream)
     })
 }
 

@@ -30,6 +30,7 @@ mod outer_tile;
 mod quantized_rows;
 mod quantized_tile;
 pub mod rope;
+pub mod rotary_embedding;
 mod row;
 pub mod sample;
 pub mod scatter_rows;
@@ -131,6 +132,7 @@ impl Executor for CpuExecutor {
             Operation::Embedding(op) => return embedding::embedding(&self.threads, op),
             Operation::Rope(op) => return rope::rope(&self.threads, op),
             Operation::BlockRows(op) => return block_rows::block_rows(&self.threads, op),
+            Operation::RotaryEmbedding(op) => return rotary_embedding::rotary_embedding(&self.threads, op),
             Operation::ScatterRows(op) => return scatter_rows::scatter_rows(&self.threads, op),
             Operation::SortRows(op) => sort_rows::sort_rows(&self.threads, op),
             Operation::AttentionPrefill(op) => return attention::prefill::prefill(&self.threads, op),

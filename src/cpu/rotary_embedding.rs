@@ -2,14 +2,24 @@
 
 use super::row::{for_rows, Row};
 use super::threads::Threads;
-use crate::operation::rotary_embedding::{Angles, Pairs, RotaryEmbedding, MAX_ROTARY_PAIRS};
-use crate::tensor::Tensor;
+use crate::error::{Error, Result};
+use crate::operation::rotary_embedding::{Angles, HeadNorm, Pairs, RotaryEmbedding, MAX_ROTARY_PAIRS};
+use crate::tensor::{Tensor, MAX_HEAD_DIM};
 
-pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) {
+/// An error names the first row that is outside the output; nothing is written then.
+pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) -> Result<()> {
     if op.input.is_empty() {
-        return;
+        return Ok(());
     }
     let [batch, tokens, heads, head_dim] = op.input.shape;
+    for token in 0..tokens {
+        // SAFETY: a validated descriptor's row numbers.
+        let (to, rows) = (unsafe { place(op, token) }, op.output.shape[1]);
+        if op.rows.is_some() && !(0..rows as i64).contains(&to) {
+            return Err(Error::invalid(format!("token {token} goes to row {to}; the output has {rows} rows"))
+                .with_limit(to.max(0) as u64, rows as u64));
+        }
+    }
     let (frequencies, magnitude) = op.angles.frequencies();
     let axes = op.angles.position_axes();
     for_rows(threads, batch * tokens, heads * head_dim, |rows, _| {
@@ -18,6 +28,15 @@ pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) {
             unsafe { one_token(op, row / tokens, row % tokens, (&frequencies, &axes), magnitude) }
         }
     });
+    Ok(())
+}
+
+/// The token's place in the output.
+///
+/// # Safety
+/// The descriptor is validated, and the token is within it.
+unsafe fn place(op: &RotaryEmbedding, token: usize) -> i64 {
+    op.rows.map_or(token as i64, |rows| rows.data.cast::<i32>().add(token * rows.strides[0]).read().into())
 }
 
 /// # Safety
@@ -42,22 +61,29 @@ unsafe fn one_token(
     }
     let [_, _, heads, head_dim] = op.input.shape;
     for head in 0..heads {
-        let line = |tensor: &Tensor| {
+        let line = |tensor: &Tensor, row: usize| {
             let [outer, middle, inner, _] = tensor.strides;
-            Row::raw(tensor.data, tensor.dtype).skip(batch * outer + token * middle + head * inner)
+            Row::raw(tensor.data, tensor.dtype).skip(batch * outer + row * middle + head * inner)
         };
-        let (from, to) = (line(&op.input), line(&op.output));
+        let (from, to) = (line(&op.input, token), line(&op.output, place(op, token) as usize));
+        let mut factors = [1.0f64; MAX_HEAD_DIM];
+        if let Some(HeadNorm { weight, epsilon }) = op.norm {
+            let squares: f64 = (0..head_dim).map(|at| from.get(at).powi(2)).sum();
+            let inverse = 1.0 / (squares / head_dim as f64 + f64::from(epsilon)).sqrt();
+            let weight = Row::vector(&weight);
+            factors[..head_dim].iter_mut().enumerate().for_each(|(at, factor)| *factor = inverse * weight.get(at));
+        }
         for (i, &(sine, cosine)) in rotations[..rotary_dim / 2].iter().enumerate() {
             let (one, other) = match pairs {
                 Pairs::Half => (first + i, first + i + rotary_dim / 2),
                 Pairs::Interleaved => (first + 2 * i, first + 2 * i + 1),
             };
-            let (x, y) = (from.get(one) as f32, from.get(other) as f32);
+            let (x, y) = ((from.get(one) * factors[one]) as f32, (from.get(other) * factors[other]) as f32);
             to.set(one, f64::from(x * cosine - y * sine));
             to.set(other, f64::from(x * sine + y * cosine));
         }
         for at in (0..first).chain(first + rotary_dim..head_dim) {
-            to.set(at, from.get(at));
+            to.set(at, from.get(at) * factors[at]);
         }
     }
 }

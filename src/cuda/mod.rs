@@ -44,6 +44,7 @@ mod quantize;
 mod quantize_tokens;
 mod quantized;
 mod rope;
+mod rotary_embedding;
 mod sample;
 mod scatter_rows;
 mod scratch;

@@ -2,7 +2,8 @@
 
 use super::prelude::*;
 use super::{
-    argmax, attention, block_rows, embedding, grouped_linear, linear, matmul, rope, sample, scatter_rows, sort_rows,
+    argmax, attention, block_rows, embedding, grouped_linear, linear, matmul, rope, rotary_embedding, sample,
+    scatter_rows, sort_rows,
 };
 use crate::operation::{match_operation, Operation};
 use crate::plain_operations;
@@ -19,6 +20,7 @@ pub(super) fn run(executor: &CudaExecutor, op: &Operation, stream: RawHandle) ->
         Operation::Embedding(op) => embedding::run(executor, op, stream),
         Operation::Rope(op) => rope::run(executor, op, stream),
         Operation::BlockRows(op) => block_rows::run(executor, op, stream),
+        Operation::RotaryEmbedding(op) => rotary_embedding::run(executor, op, stream),
         Operation::ScatterRows(op) => scatter_rows::run(executor, op, stream),
         Operation::AttentionPrefill(op) => attention::prefill(executor, op, stream),
         Operation::AttentionDecode(op) => has_room().and_then(|()| attention::decode(executor, op, stream)),

@@ -23,6 +23,7 @@ mod operands;
 pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;
+pub mod rotary_embedding;
 pub mod sample;
 pub mod scatter_rows;
 pub mod sort_rows;
@@ -188,7 +189,6 @@ macro_rules! plain_operations {
             MaskedSoftmax masked_softmax;
             Pointwise pointwise;
             RmsNorm rms_norm;
-            RotaryEmbedding rotary_embedding;
             Softmax softmax;
             SumRows sum_rows;
         }

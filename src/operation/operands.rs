@@ -240,6 +240,7 @@ impl Operation {
             | Operation::AttentionDecode(_)
             | Operation::ScatterRows(_) => false,
             Operation::BlockRows(op) => op.rows.is_none(),
+            Operation::RotaryEmbedding(op) => op.rows.is_none(),
             Operation::Rope(op) => op.append.is_none(),
             // A row without columns has a scale all the same, which a GPU leaves as it was.
             Operation::GatedActivation(op) => op.gate.columns > 0,

@@ -62,9 +62,9 @@ impl RmsNorm {
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
-        visit.read_before("input", Some(&self.input), &["output"]);
+        visit.read_before("input", Some(&self.input), &["output", "residual_output"]);
         visit.read("post_weight", self.post_weight.as_ref());
-        visit.read_before("residual", self.residual.as_ref(), &["residual_output"]);
+        visit.read_before("residual", self.residual.as_ref(), &["residual_output", "output"]);
         visit.read("weight", self.weight.as_ref());
         visit.write("residual_output", self.residual_output.as_ref());
         visit.write("output", self.output.as_ref());

@@ -5,6 +5,8 @@
 //! with m = extension · (1 − clamp((i − low) / max(0.001, high − low), 0, 1)), where low and high are the pairs that turn
 //! `beta_fast` and `beta_slow` times within the original context, rounded outwards; and the rotated elements are multiplied by
 //! 1 + 0.1 · ln(1 / position_scale) besides `magnitude`.
+//!
+//! With a norm the heads are x · rsqrt(mean(x²) + ε) · weight before they turn; with rows token t goes to row rows[t].
 
 use super::{expect_extent, expect_finite_positive, Cost};
 use crate::error::{numbered, Error, Result};
@@ -144,6 +146,14 @@ impl Angles {
     }
 }
 
+/// The norm of a head before it turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadNorm {
+    /// [head_dim]
+    pub weight: Tensor,
+    pub epsilon: f32,
+}
+
 /// Four axes: [batch, tokens, heads, head_dim].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotaryEmbedding {
@@ -154,6 +164,9 @@ pub struct RotaryEmbedding {
     /// F32 [rotary_dim / 2]
     pub factors: Option<Tensor>,
     pub angles: Angles,
+    pub norm: Option<HeadNorm>,
+    /// I32 [tokens], the places of the tokens in the output, which has one of a batch and any number of rows then.
+    pub rows: Option<Tensor>,
 }
 
 impl RotaryEmbedding {
@@ -162,16 +175,30 @@ impl RotaryEmbedding {
         output: Tensor,
         positions: Tensor,
         factors: Option<Tensor>,
+        rows: Option<Tensor>,
         angles: Angles,
     ) -> Result<RotaryEmbedding> {
         input.expect_float("input")?;
         input.expect_readable("input")?;
         output.expect_float("output")?;
         output.expect_readable("output")?;
-        output.expect_shape("output", input.shape())?;
         output.expect_elements_apart("output")?;
         let (input, output) = (input.with_four_axes(), output.with_four_axes());
         let [batch, tokens, heads, head_dim] = input.shape;
+        match rows {
+            None => output.expect_shape("output", &input.shape)?,
+            Some(rows) => {
+                output.expect_shape("output", &[1, output.shape[1], heads, head_dim])?;
+                rows.expect_dtype("rows", DType::I32)?;
+                rows.expect_shape("rows", &[tokens])?;
+                rows.expect_address("rows")?;
+                rows.expect_apart("rows", "output", &output)?;
+                expect_extent("the number of rows", output.shape[1])?;
+                if batch != 1 {
+                    return Err(Error::invalid(format!("`rows` are given for {batch} batches; 1 is needed")));
+                }
+            }
+        }
         positions.expect_dtype("positions", DType::I32)?;
         match angles.sections {
             None => positions.expect_shape("positions", &[tokens])?,
@@ -217,22 +244,39 @@ impl RotaryEmbedding {
             }
         }
         expect_extent("the number of heads of all tokens", batch.saturating_mul(tokens).saturating_mul(heads))?;
-        Ok(RotaryEmbedding { input, output, positions, factors, angles })
+        Ok(RotaryEmbedding { input, output, positions, factors, angles, norm: None, rows })
+    }
+
+    /// With a norm of the heads before they turn.
+    pub fn with_norm(mut self, norm: Option<HeadNorm>) -> Result<RotaryEmbedding> {
+        if let Some(HeadNorm { weight, epsilon }) = norm {
+            weight.expect_float("norm_weight")?;
+            weight.expect_readable("norm_weight")?;
+            weight.expect_shape("norm_weight", &[self.input.shape[3]])?;
+            weight.expect_apart("norm_weight", "output", &self.output)?;
+            expect_finite_positive("epsilon", epsilon)?;
+        }
+        self.norm = norm;
+        Ok(self)
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
-        match self.input.strides == self.output.strides && self.input.dtype == self.output.dtype {
+        let stays = self.rows.is_none() && self.input.dtype == self.output.dtype;
+        match stays && self.input.strides == self.output.strides {
             true => visit.read_before("input", Some(&self.input), &["output"]),
             false => visit.read("input", Some(&self.input)),
         }
         visit.read("positions", Some(&self.positions));
         visit.read("frequency_factors", self.factors.as_ref());
+        visit.read("norm_weight", self.norm.as_ref().map(|norm| &norm.weight));
+        visit.read("rows", self.rows.as_ref());
         visit.write("output", Some(&self.output));
     }
 
     pub fn cost(&self) -> Cost {
         let elements = self.input.elements() as f64;
         let width = self.input.dtype.size() + self.output.dtype.size();
-        Cost { operations: elements * 3.0, bytes: elements * width as f64 }
+        let operations = elements * if self.norm.is_some() { 7.0 } else { 3.0 };
+        Cost { operations, bytes: elements * width as f64 }
     }
 }

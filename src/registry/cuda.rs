@@ -218,6 +218,12 @@ pub const KERNELS: &[Kernel] = &[
         "Tensor cores: FlashAttention-2's online softmax over tiles of keys, queries of the keys' dtype or rounded to it.",
     ),
     attention(
+        "attention_prefill_masked",
+        Family::AttentionPrefill,
+        VECTORS,
+        "Tensor cores for scores under an additive mask, keys divided among the blocks of a cluster; head_dim 64, 128 or 256.",
+    ),
+    attention(
         "attention_prefill_simt",
         Family::AttentionPrefill,
         Limits::NONE,

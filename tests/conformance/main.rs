@@ -38,6 +38,7 @@ mod quantize;
 mod quantized_rows;
 mod random;
 mod rope;
+mod rotary_embedding;
 mod run;
 mod sample;
 mod scatter_rows;

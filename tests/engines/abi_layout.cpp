@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 
 #include "../../engines/ggml/tables.hpp"
@@ -37,6 +38,16 @@ SAME_PLACE(ours::Tensor, view_source, ggml_tensor, view_src);
 SAME_PLACE(ours::Tensor, view_offset, ggml_tensor, view_offs);
 SAME_PLACE(ours::Tensor, data, ggml_tensor, data);
 SAME_PLACE(ours::Tensor, name, ggml_tensor, name);
+
+// Graphs are read up to `uid`, with which the struct ends where it has it.
+SAME_PLACE(ours::Graph, node_count, ggml_cgraph, n_nodes);
+SAME_PLACE(ours::Graph, nodes, ggml_cgraph, nodes);
+SAME_PLACE(ours::Graph, use_counts, ggml_cgraph, use_counts);
+SAME_PLACE(ours::Graph, visited_size, ggml_cgraph, visited_hash_set.size);
+SAME_PLACE(ours::Graph, visited_used, ggml_cgraph, visited_hash_set.used);
+SAME_PLACE(ours::Graph, visited, ggml_cgraph, visited_hash_set.keys);
+SAME_PLACE(ours::Graph, order, ggml_cgraph, order);
+static_assert(sizeof(ggml_cgraph) == sizeof(ours::Graph) || sizeof(ggml_cgraph) == offsetof(ours::Graph, uid));
 
 SAME_SIZE(ours::BufferTypeTable, ggml_backend_buffer_type_i);
 SAME_PLACE(ours::BufferTypeTable, get_name, ggml_backend_buffer_type_i, get_name);
@@ -127,6 +138,7 @@ SAME_PLACE(ours::Registration, table, ggml_backend_reg, iface);
 SAME_PLACE(ours::Registration, context, ggml_backend_reg, context);
 SAME_SIZE(ours::Feature, ggml_backend_feature);
 
+static_assert(int{ours::TENSOR_FLAG_OUTPUT} == GGML_TENSOR_FLAG_OUTPUT);
 static_assert(ours::API_VERSION == GGML_BACKEND_API_VERSION);
 static_assert(int{ours::TYPE_F32} == GGML_TYPE_F32 && int{ours::TYPE_F16} == GGML_TYPE_F16);
 static_assert(int{ours::TYPE_BF16} == GGML_TYPE_BF16 && int{ours::TYPE_I32} == GGML_TYPE_I32);

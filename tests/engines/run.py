@@ -155,14 +155,16 @@ def check_refusals(work, plugin):
     say("unknown versions, and a host that exports nothing, are refused with one line")
 
 
-def check_failures(work, source, binaries, library, plugin):
-    """Allocations that fail, two threads, and a thousand times of use, in a program linked with the host that was built."""
-    program = work / "failures"
-    run("c++", "-std=c++17", "-O1", "-rdynamic", f"-I{source}/ggml/include", f"-I{ROOT}/include", HERE / "failures.cpp",
-        *(binaries / f"lib{name}.so" for name in ("ggml", "ggml-base")), "-Wl,--no-as-needed", library / "libnvbackend.so", "-ldl", "-pthread",
-        f"-Wl,-rpath,{binaries}", f"-Wl,-rpath,{library}", "-o", program)
+def check_programs(work, source, binaries, library, plugin):
+    """Programs linked with the host that was built: allocations that fail, two threads, a thousand times of use; and graphs
+    that are recorded."""
     without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
-    say(run(program, plugin, env=without).strip())
+    for name in ("failures", "recordings"):
+        program = work / name
+        run("c++", "-std=c++17", "-O1", "-rdynamic", f"-I{source}/ggml/include", f"-I{ROOT}/include", HERE / f"{name}.cpp",
+            *(binaries / f"lib{library_of_host}.so" for library_of_host in ("ggml", "ggml-base")), "-Wl,--no-as-needed",
+            library / "libnvbackend.so", "-ldl", "-pthread", f"-Wl,-rpath,{binaries}", f"-Wl,-rpath,{library}", "-o", program)
+        say(run(program, plugin, env=without).strip())
 
 
 def test_operations(binaries, names, pattern):
@@ -309,7 +311,7 @@ def main():
             say(run(sys.executable, HERE / "load.py", ggml, plugin).strip() + f" ({name} {version})")
     binaries = build_host(work, packages.source(*HOST))
     say(run(sys.executable, HERE / "load.py", binaries / "libggml.so", plugin).strip())
-    check_failures(work, packages.source(*HOST), binaries, library, plugin)
+    check_programs(work, packages.source(*HOST), binaries, library, plugin)
     check_operations(binaries, sample)
     if not sample:
         check_models(work, packages)
