@@ -299,6 +299,14 @@ class graph : public handle<nvb_graph, nvb_graph_destroy> {
   // Launches with the workspace of `other` from now on; NULL: with one of its own.
   void share_workspace(nvb_graph* other) { check(nvb_graph_share_workspace(pointer_, other)); }
 
+  // What optimisations and conversions decided, for the same list recorded again; `key` names the values of weights.
+  void write_decisions(const std::string& path, const std::string& key = {}) const {
+    check(nvb_graph_write_decisions(pointer_, path.c_str(), key.c_str()));
+  }
+  void read_decisions(const std::string& path, const std::string& key = {}, nvb_stream* stream = nullptr) {
+    check(nvb_graph_read_decisions(pointer_, path.c_str(), key.c_str(), stream));
+  }
+
   nvb_graph_info info() const {
     auto info = make<nvb_graph_info>();
     check(nvb_graph_get_info(pointer_, &info));

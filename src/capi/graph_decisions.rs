@@ -37,12 +37,12 @@ unsafe fn path_and_key(path: *const c_char, key: *const c_char) -> Result<(Strin
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was neither optimised nor converted), `NVB_ERROR_IO` (with the path; a file of
 /// something else or what is no regular file is left as it is).
 #[no_mangle]
-pub unsafe extern "C" fn nvb_graph_save_decisions(
+pub unsafe extern "C" fn nvb_graph_write_decisions(
     graph: *const nvb_graph,
     path: *const c_char,
     key: *const c_char,
 ) -> nvb_status {
-    guard!(nvb_graph_save_decisions, {
+    guard!(nvb_graph_write_decisions, {
         let object = GRAPHS.get(graph)?;
         // SAFETY: NUL-terminated strings or NULL, by the header's contract.
         let (path, key) = unsafe { path_and_key(path, key)? };
@@ -65,13 +65,13 @@ pub unsafe extern "C" fn nvb_graph_save_decisions(
 /// `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; another list or key; a stream that is recorded, explained or captured),
 /// `NVB_ERROR_OUT_OF_MEMORY`, and those of `nvb_graph_convert_fp8`. The graph is then as before.
 #[no_mangle]
-pub unsafe extern "C" fn nvb_graph_load_decisions(
+pub unsafe extern "C" fn nvb_graph_read_decisions(
     graph: *mut nvb_graph,
     path: *const c_char,
     key: *const c_char,
     stream: *mut nvb_stream,
 ) -> nvb_status {
-    guard!(nvb_graph_load_decisions, {
+    guard!(nvb_graph_read_decisions, {
         let object = GRAPHS.get(graph)?;
         // SAFETY: NUL-terminated strings or NULL, by the header's contract.
         let (path, key) = unsafe { path_and_key(path, key)? };

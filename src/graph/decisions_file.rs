@@ -71,6 +71,12 @@ pub fn print(header: &Header, decisions: &Decisions) -> std::io::Result<Vec<u8>>
     Ok(text.bytes)
 }
 
+/// The text of a file from its beginning to its checksum, with that. For tests, whose files are wrong in other ways.
+#[doc(hidden)]
+pub fn sum(text: &str) -> String {
+    format!("{text}{CHECKSUM}{:016x}\"\n}}\n", Hash::of(text.as_bytes()))
+}
+
 /// JSON has no infinity.
 fn of_number(number: f64) -> Value {
     if number.is_finite() {
@@ -178,23 +184,23 @@ impl<'a> Fields<'a> {
         self.object.get(name).ok_or_else(|| format!("{} names no {name}", self.what))
     }
 
-    fn wrong<T>(&self, name: &str, value: Option<T>) -> Result<T, String> {
+    fn expect<T>(&self, name: &str, value: Option<T>) -> Result<T, String> {
         value.ok_or_else(|| format!("{name} of {} is damaged", self.what))
     }
 
     fn text(&mut self, name: &str) -> Result<&'a str, String> {
         let value = self.get(name)?.as_str();
-        self.wrong(name, value)
+        self.expect(name, value)
     }
 
     fn flag(&mut self, name: &str) -> Result<bool, String> {
         let value = self.get(name)?.as_bool();
-        self.wrong(name, value)
+        self.expect(name, value)
     }
 
     fn number<N: TryFrom<u64>>(&mut self, name: &str) -> Result<N, String> {
         let value = self.get(name)?.as_u64().and_then(|number| number.try_into().ok());
-        self.wrong(name, value)
+        self.expect(name, value)
     }
 
     /// At least 0.
@@ -203,12 +209,12 @@ impl<'a> Fields<'a> {
             Value::String(text) if text == "infinite" => Some(f64::INFINITY),
             value => value.as_f64().filter(|amount| amount.is_finite() && *amount >= 0.0),
         };
-        self.wrong(name, value)
+        self.expect(name, value)
     }
 
     fn list<T>(&mut self, name: &str, each: impl Fn(&'a Value) -> Result<T, String>) -> Result<Vec<T>, String> {
         let value = self.get(name)?.as_array();
-        self.wrong(name, value)?.iter().map(each).collect()
+        self.expect(name, value)?.iter().map(each).collect()
     }
 
     /// `None` for null.
@@ -256,7 +262,7 @@ fn to_passes(value: &Value) -> Result<Passes, String> {
     let level = Level::from_code(level).ok_or_else(|| format!("its level is {level}"))?;
     let named = fields.get("passes")?.as_object();
     let mut exactness = Vec::new();
-    for (name, value) in fields.wrong("passes", named)? {
+    for (name, value) in fields.expect("passes", named)? {
         let pass = pass_of(name).ok_or_else(|| format!("it names the pass {name:?}, which is none"))?;
         let found = Exactness::ALL.iter().copied().find(|exactness| Some(exactness.name()) == value.as_str());
         match found {

@@ -26,7 +26,7 @@ static void test_decisions(fixture* f, const char* path) {
   nvb_graph *one = record(f, &first, f->stream), *other = record(f, &second, f->stream);
   float initial[SEQUENCES * WIDTH], expected[SEQUENCES * WIDTH], found[SEQUENCES * WIDTH];
   download(f, initial, first.x, BYTES);
-  CHECK_FAILS(nvb_graph_save_decisions(one, path, NULL), NVB_ERROR_INVALID_ARGUMENT, "neither optimised");
+  CHECK_FAILS(nvb_graph_write_decisions(one, path, NULL), NVB_ERROR_INVALID_ARGUMENT, "neither optimised");
   nvb_graph_optimize_options options;
   nvb_graph_optimize_options_init(&options);
   options.measure_times = options.measure_errors = 1;
@@ -42,10 +42,10 @@ static void test_decisions(fixture* f, const char* path) {
   CHECK_OK(nvb_graph_convert_fp8(one, &fp8));
   // The conversion has run the passes again; their measurement is made once more.
   CHECK_OK(nvb_graph_optimize(one, NVB_OPTIMIZE_O2, &options));
-  CHECK_OK(nvb_graph_save_decisions(one, path, "weights 1"));
+  CHECK_OK(nvb_graph_write_decisions(one, path, "weights 1"));
 
-  CHECK_FAILS(nvb_graph_load_decisions(other, path, "weights 2", f->stream), NVB_ERROR_INVALID_ARGUMENT, "weights 1");
-  CHECK_OK(nvb_graph_load_decisions(other, path, "weights 1", f->stream));
+  CHECK_FAILS(nvb_graph_read_decisions(other, path, "weights 2", f->stream), NVB_ERROR_INVALID_ARGUMENT, "weights 1");
+  CHECK_OK(nvb_graph_read_decisions(other, path, "weights 1", f->stream));
   CHECK_EQUAL(info_of(other).nodes, info_of(one).nodes);
   expect_same_report(one, other, "\"level\":2");
   nvb_graph_fp8_info infos[2];
@@ -70,15 +70,15 @@ static void test_decisions(fixture* f, const char* path) {
   CHECK(memcmp(expected, found, sizeof found) == 0);
 
   // Saved again by whoever loaded, they are the same decisions.
-  CHECK_OK(nvb_graph_save_decisions(other, path, "weights 1"));
-  CHECK_OK(nvb_graph_load_decisions(one, path, "weights 1", f->stream));
+  CHECK_OK(nvb_graph_write_decisions(other, path, "weights 1"));
+  CHECK_OK(nvb_graph_read_decisions(one, path, "weights 1", f->stream));
   launched(f, &first, one, initial, found);
   CHECK(memcmp(expected, found, sizeof found) == 0);
 
   // Another list.
   nvb_tensor mark = rows(second.y, WIDTH);
   CHECK_OK(nvb_graph_mark_internal(other, &mark));
-  CHECK_FAILS(nvb_graph_load_decisions(other, path, "weights 1", f->stream), NVB_ERROR_INVALID_ARGUMENT,
+  CHECK_FAILS(nvb_graph_read_decisions(other, path, "weights 1", f->stream), NVB_ERROR_INVALID_ARGUMENT,
               "another list");
   launched(f, &second, other, initial, found);
   CHECK(memcmp(expected, found, sizeof found) == 0);
@@ -103,10 +103,10 @@ static void test_refused(fixture* f, const char* path, const char* folder) {
   nvb_graph *graph = record(f, &l, f->stream), *empty = NULL;
   CHECK_OK(nvb_graph_create(f->backend, &empty));
   CHECK_OK(nvb_graph_optimize(graph, NVB_OPTIMIZE_O1, NULL));
-  CHECK_OK(nvb_graph_save_decisions(graph, path, NULL));
-  CHECK_OK(nvb_graph_load_decisions(graph, path, "", NULL));
+  CHECK_OK(nvb_graph_write_decisions(graph, path, NULL));
+  CHECK_OK(nvb_graph_read_decisions(graph, path, "", NULL));
   const uint32_t nodes = info_of(graph).nodes;
-#define REFUSED(word) CHECK_FAILS(nvb_graph_load_decisions(graph, path, NULL, NULL), NVB_ERROR_IO, word)
+#define REFUSED(word) CHECK_FAILS(nvb_graph_read_decisions(graph, path, NULL, NULL), NVB_ERROR_IO, word)
   static char bytes[1 << 16];
   FILE* in = fopen(path, "rb");
   if (in == NULL) abort();
@@ -118,24 +118,24 @@ static void test_refused(fixture* f, const char* path, const char* folder) {
   write_bytes(path, bytes, count);
   REFUSED("damaged");
   // A damaged file of this kind is replaced.
-  CHECK_OK(nvb_graph_save_decisions(graph, path, NULL));
+  CHECK_OK(nvb_graph_write_decisions(graph, path, NULL));
   write_bytes(path, "a letter", 8);
   REFUSED("no file of a graph's decisions");
-  CHECK_FAILS(nvb_graph_save_decisions(graph, path, NULL), NVB_ERROR_IO, "something else");
-  CHECK_FAILS(nvb_graph_save_decisions(graph, folder, NULL), NVB_ERROR_IO, "a folder");
-  CHECK_FAILS(nvb_graph_load_decisions(graph, folder, NULL, NULL), NVB_ERROR_IO, "a folder");
-  CHECK_FAILS(nvb_graph_load_decisions(graph, "/dev/zero", NULL, NULL), NVB_ERROR_IO, "a device");
+  CHECK_FAILS(nvb_graph_write_decisions(graph, path, NULL), NVB_ERROR_IO, "something else");
+  CHECK_FAILS(nvb_graph_write_decisions(graph, folder, NULL), NVB_ERROR_IO, "a folder");
+  CHECK_FAILS(nvb_graph_read_decisions(graph, folder, NULL, NULL), NVB_ERROR_IO, "a folder");
+  CHECK_FAILS(nvb_graph_read_decisions(graph, "/dev/zero", NULL, NULL), NVB_ERROR_IO, "a device");
   CHECK_EQUAL(remove(path), 0);
   REFUSED(path);
-  CHECK_INVALID(nvb_graph_save_decisions(graph, NULL, NULL));
-  CHECK_INVALID(nvb_graph_load_decisions(graph, "", NULL, NULL));
+  CHECK_INVALID(nvb_graph_write_decisions(graph, NULL, NULL));
+  CHECK_INVALID(nvb_graph_read_decisions(graph, "", NULL, NULL));
   static char key[5000];
   memset(key, 'k', sizeof key - 1);
-  CHECK_FAILS(nvb_graph_save_decisions(graph, path, key), NVB_ERROR_INVALID_ARGUMENT, "4999 bytes");
-  CHECK_FAILS(nvb_graph_save_decisions(empty, path, NULL), NVB_ERROR_INVALID_ARGUMENT, "holds nothing");
-  CHECK_FAILS(nvb_graph_load_decisions(empty, path, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "holds nothing");
-  CHECK_INVALID(nvb_graph_save_decisions(NULL, path, NULL));
-  CHECK_FAILS(nvb_graph_load_decisions(foreign_handle(), path, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "not a graph");
+  CHECK_FAILS(nvb_graph_write_decisions(graph, path, key), NVB_ERROR_INVALID_ARGUMENT, "4999 bytes");
+  CHECK_FAILS(nvb_graph_write_decisions(empty, path, NULL), NVB_ERROR_INVALID_ARGUMENT, "holds nothing");
+  CHECK_FAILS(nvb_graph_read_decisions(empty, path, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "holds nothing");
+  CHECK_INVALID(nvb_graph_write_decisions(NULL, path, NULL));
+  CHECK_FAILS(nvb_graph_read_decisions(foreign_handle(), path, NULL, NULL), NVB_ERROR_INVALID_ARGUMENT, "not a graph");
   CHECK_EQUAL(info_of(graph).nodes, nodes);
   CHECK_OK(nvb_graph_launch(graph, f->stream));
   CHECK_OK(nvb_stream_synchronize(f->stream));

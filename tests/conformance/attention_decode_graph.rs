@@ -91,7 +91,7 @@ fn launches_read_what_the_list_writes() {
 
         let (backend, raw) = (&run.device.backend, run.stream.raw());
         let stream = Arc::new(Stream::new(backend.executor(), 0)?);
-        let graph = Graph::new(backend.executor());
+        let graph = Graph::new(backend.executor(), backend.memory());
         graph.begin(&stream)?;
         list.iter().try_for_each(|op| backend.queue(op.clone(), &stream))?;
         graph.end(&stream)?;

@@ -105,7 +105,7 @@ fn launches_give_what_the_calls_give() {
         let queue = || list.iter().try_for_each(|op| backend.queue(op.clone(), &stream));
         let eager = result(run, block, &bytes, || queue().and_then(|()| queue()).and_then(|()| stream.synchronize()))?;
 
-        let graph = Graph::new(backend.executor());
+        let graph = Graph::new(backend.executor(), backend.memory());
         let unchanged = result(run, block, &bytes, || {
             graph.begin(&stream)?;
             queue()?;
@@ -156,7 +156,7 @@ fn optimised_lists_leave_what_the_recorded_ones_leave() {
         }
         let list: Vec<Operation> = (0..length).map(|_| known[run.random.below(known.len())].clone()).collect();
         let stream = Arc::new(Stream::new(backend.executor(), 0)?);
-        let graph = Graph::new(backend.executor());
+        let graph = Graph::new(backend.executor(), backend.memory());
         graph.begin(&stream)?;
         list.iter().try_for_each(|op| backend.queue(op.clone(), &stream))?;
         graph.end(&stream)?;
@@ -227,7 +227,7 @@ fn a_weight_that_is_written_late_is_read_as_written() {
         let slow = norm(source, None, weight, SLOW_COLUMNS)?;
         let read = norm(input, Some(Tensor::new(weight, DType::F32, &[COLUMNS])), output, COLUMNS)?;
         let stream = Arc::new(Stream::new(backend.executor(), 0)?);
-        let graph = Graph::new(backend.executor());
+        let graph = Graph::new(backend.executor(), backend.memory());
         graph.begin(&stream)?;
         let list = [vec![&slow, &read], vec![&read, &slow], vec![&read]][writer].clone();
         list.iter().try_for_each(|op| backend.queue((*op).clone(), &stream))?;

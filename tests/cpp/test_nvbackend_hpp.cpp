@@ -288,6 +288,25 @@ void configurations() {
   expect(graph.describe(NVB_GRAPH_FORMAT_JSON).find("\"softmax\"") != std::string::npos, "its description");
   graph.launch(nullptr);
   expect(values[0] == 0.25f, "a launch runs it");
+  {
+    nvb::graph other(backend.get());
+    other.share_workspace(graph);
+    expect(graph.info().workspace_graphs == 2, "two graphs share a workspace");
+    other.share_workspace(nullptr);
+    expect(graph.info().workspace_graphs == 1, "and then do not");
+  }
+  try {
+    graph.write_decisions("/tmp/nvb_no_decisions.json");
+    expect(false, "there is nothing to keep");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_INVALID_ARGUMENT, "of a graph that was not optimised");
+  }
+  try {
+    graph.read_decisions("/tmp", "key");
+    expect(false, "a folder has no decisions");
+  } catch (const nvb::error& error) {
+    expect(error.status() == NVB_ERROR_IO, "and is refused as a file");
+  }
   nvb::graph stopped(backend.get());
   try {
     stopped.record(nullptr, [] { throw std::runtime_error("stop"); });

@@ -13,6 +13,7 @@ mod driver;
 mod engine;
 mod fake;
 mod graph_order;
+mod graph_times;
 mod graphs;
 mod invariance;
 mod kernels;
@@ -36,7 +37,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 36] = [
+const CHECKS: [(&str, Check); 38] = [
     ("plans", plans::products),
     ("attention_plans", attention_plans::attention),
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
@@ -71,6 +72,8 @@ const CHECKS: [(&str, Check); 36] = [
     ("busy_streams", streams::busy_streams),
     ("order_of_graphs", graph_order::launches),
     ("captured_graphs", graph_order::captured),
+    ("host_times_of_graphs", graph_times::host_times),
+    ("many_launches", graph_times::many_launches),
     ("unmeasured_calls", profiling::unmeasured),
     ("page_locked_node", numa::page_locked),
 ];

@@ -38,8 +38,7 @@ fn printed(decisions: &Decisions) -> String {
 
 /// The text with a checksum that fits it.
 fn summed(text: &str) -> String {
-    let (before, _) = text.rsplit_once(CHECKSUM).unwrap();
-    format!("{before}{CHECKSUM}{:016x}\"\n}}\n", Hash::of(before.as_bytes()))
+    sum(text.rsplit_once(CHECKSUM).unwrap().0)
 }
 
 #[test]
