@@ -6,7 +6,9 @@
 
 mod engine;
 mod pages;
+mod sequence_file;
 mod sequences;
+mod swap;
 mod table;
 
 use crate::allocation::filled;
@@ -18,6 +20,7 @@ use engine::EngineMemory;
 use pages::Pages;
 use sequences::Sequences;
 pub use sequences::{Queue, Usage};
+pub use swap::Swap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};

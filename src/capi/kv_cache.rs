@@ -119,7 +119,7 @@ pub struct KvCacheObject {
     pub backend: Arc<Backend>,
 }
 
-static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
+pub(super) static KV_CACHES: Table<KvCacheObject> = Table::new("KV cache", 6);
 
 /// A call that reads or writes the cache needs it awake.
 pub(super) fn layer_of(

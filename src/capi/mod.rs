@@ -31,6 +31,7 @@ pub mod handle;
 pub mod hardware;
 pub mod kernel;
 pub mod kv_cache;
+pub mod kv_swap;
 mod last_error;
 pub mod memory;
 pub mod memory_control;

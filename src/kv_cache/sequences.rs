@@ -41,8 +41,20 @@ impl Sequences {
         Ok(Sequences { tokens, most, pages })
     }
 
-    fn held(&self, sequence: usize) -> usize {
+    pub fn held(&self, sequence: usize) -> usize {
         self.tokens[sequence] as usize
+    }
+
+    pub fn most(&self, sequence: usize) -> usize {
+        self.most[sequence] as usize
+    }
+
+    pub fn set_most(&mut self, sequence: usize, tokens: usize) {
+        self.most[sequence] = tokens as u32;
+    }
+
+    pub fn pages(&self) -> Option<&Pages> {
+        self.pages.as_ref()
     }
 
     fn set(&mut self, sequence: usize, tokens: usize) {
@@ -208,7 +220,7 @@ impl KvCache {
         }
     }
 
-    fn page_bytes(&self) -> usize {
+    pub(super) fn page_bytes(&self) -> usize {
         self.options.layers * self.options.layout().expect("checked at creation").layer_bytes()
     }
 
@@ -239,7 +251,7 @@ impl KvCache {
     }
 
     /// Refuses caches whose sequences the engine keeps.
-    fn expect_library(&self) -> Result<()> {
+    pub(super) fn expect_library(&self) -> Result<()> {
         match &self.memory {
             Memory::Library { .. } => Ok(()),
             Memory::Engine(_) => Err(Error::unsupported(
@@ -248,7 +260,7 @@ impl KvCache {
         }
     }
 
-    fn check_sequence(&self, name: &str, sequence: usize) -> Result<()> {
+    pub(super) fn check_sequence(&self, name: &str, sequence: usize) -> Result<()> {
         self.expect_library()?;
         let sequences = self.options.sequences;
         if sequence < sequences {
@@ -258,7 +270,7 @@ impl KvCache {
             .with_limit(sequence as u64, sequences as u64))
     }
 
-    fn check_tokens(&self, tokens: usize) -> Result<()> {
+    pub(super) fn check_tokens(&self, tokens: usize) -> Result<()> {
         let KvCacheOptions { capacity, .. } = self.options;
         if tokens <= capacity {
             return Ok(());
@@ -283,7 +295,7 @@ impl KvCache {
     }
 }
 
-fn expect_held(sequence: usize, tokens: usize, held: usize) -> Result<()> {
+pub(super) fn expect_held(sequence: usize, tokens: usize, held: usize) -> Result<()> {
     if tokens <= held {
         return Ok(());
     }
@@ -292,9 +304,9 @@ fn expect_held(sequence: usize, tokens: usize, held: usize) -> Result<()> {
 }
 
 /// A recorded change of a table would be made again by every replay.
-fn expect_no_capture(stream: &Stream) -> Result<()> {
+pub(super) fn expect_no_capture(stream: &Stream) -> Result<()> {
     if stream.executor().stream_is_capturing(stream.raw())? {
-        return Err(Error::invalid("pages of a KV cache change, and the stream is being captured").with_advice(
+        return Err(Error::invalid("pages or sequences of a KV cache change, and the stream is being captured").with_advice(
             "reserve pages before the capture, or between replays: a captured step reads the newest table",
         ));
     }
