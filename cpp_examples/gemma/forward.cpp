@@ -46,11 +46,12 @@ nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_
   options.head_dim = static_cast<uint32_t>(model.config.head_dim);
   options.capacity = static_cast<uint32_t>(capacity);
   const uint32_t activations = model.activation_dtype;
-  options.dtype = model.kv_dtype != 0 ? model.kv_dtype : activations;
-  if (options.dtype != activations && options.dtype != NVB_DTYPE_FP8_E4M3 && activations != NVB_DTYPE_F32) {
-    fail(
-        "--kv-dtype must be bf16 or fp8 here: this model computes in BF16, and attention takes keys of its dtype or "
-        "FP8");
+  options.dtype = model.kv_dtypes.key != 0 ? model.kv_dtypes.key : activations;
+  options.value_dtype = model.kv_dtypes.value;
+  const bool other_float = options.dtype == NVB_DTYPE_F32 || options.dtype == NVB_DTYPE_F16 ||
+                           options.dtype == NVB_DTYPE_BF16;
+  if (options.dtype != activations && other_float && activations != NVB_DTYPE_F32) {
+    fail("--kv-dtype must name bf16, fp8, int8, q8_0 or q4_0 for keys here: this model computes in BF16");
   }
   return nvb::kv_cache(backend, options);
 }
@@ -248,6 +249,10 @@ void Session::queue_prefill(const std::vector<Segment>& segments) {
 }
 
 void Session::decode(const Inputs& inputs, int64_t max_kv_length) {
+  verify(inputs, inputs.sequences, 1, max_kv_length);
+}
+
+void Session::verify(const Inputs& inputs, const nvb_tensor& sequences, int64_t rows, int64_t max_kv_length) {
   run(inputs, [&](const nvb::attention& attention, Place place, const nvb_tensor& query, const nvb_tensor& output) {
     auto args = nvb::make<nvb_attention_decode_args>();
     args.query = query;
@@ -255,7 +260,8 @@ void Session::decode(const Inputs& inputs, int64_t max_kv_length) {
     args.cache = place.cache;
     args.layer = place.layer;
     args.positions = inputs.positions;
-    args.sequences = inputs.sequences;
+    args.sequences = sequences;
+    args.rows_per_sequence = static_cast<uint32_t>(rows);
     args.max_kv_length = static_cast<uint32_t>(max_kv_length);
     attention.decode(args, stream_);
   });

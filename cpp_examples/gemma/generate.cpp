@@ -36,7 +36,9 @@ int64_t total(const Request& request) {
   return tokens;
 }
 
-const Request& checked(const Request& request, const Config& config) {
+}  // namespace
+
+void check_request(const Request& request, const Config& config) {
   if (request.prompts.empty()) fail("there is no prompt");
   for (const auto& prompt : request.prompts) {
     if (prompt.empty()) fail("a prompt has no tokens");
@@ -51,6 +53,12 @@ const Request& checked(const Request& request, const Config& config) {
     fail("a prompt of ", length, " tokens and ", request.max_tokens, " new ones need ", length + request.max_tokens,
          " positions; the model has ", config.max_positions, " (max_position_embeddings)");
   }
+}
+
+namespace {
+
+const Request& checked(const Request& request, const Config& config) {
+  check_request(request, config);
   return request;
 }
 

@@ -34,8 +34,11 @@ using TokenSink = std::function<void(size_t sequence, int32_t token, bool last)>
 // Receives the logits of the prompts' tokens, [count, vocabulary], all prompts one after the other.
 using LogitsSink = std::function<void(const float* rows, int64_t count)>;
 
-// Answers the request. `on_logits` may be empty.
 // Errors: an empty prompt, a token outside the vocabulary, more positions than the model has.
+void check_request(const Request& request, const Config& config);
+
+// Answers the request. `on_logits` may be empty.
+// Errors: those of `check_request`.
 Timing generate(const nvb::backend& backend, const Model& model, const Request& request, const TokenSink& on_token,
                 const LogitsSink& on_logits = {});
 

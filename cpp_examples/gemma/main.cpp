@@ -18,6 +18,7 @@
 #include "options.h"
 #include "random_model.h"
 #include "safetensors.h"
+#include "speculate.h"
 #include "tokenizer.h"
 
 namespace gemma {
@@ -37,19 +38,20 @@ struct Source {
   const TensorMap& tensors() const { return files ? files->tensors() : gguf ? gguf->tensors : random->tensors; }
 };
 
-Source open_source(const Options& options) {
+// A model's folder or file, or the name of one of random weights.
+Source open_source(const std::string& model, const std::string& random) {
   Source source;
-  if (!options.random.empty()) {
-    source.random = make_random_model(options.random);
+  if (!random.empty()) {
+    source.random = make_random_model(random);
     source.config = source.random->config;
-  } else if (is_gguf(options.model)) {
-    source.gguf = open_gguf(options.model);
+  } else if (is_gguf(model)) {
+    source.gguf = open_gguf(model);
     source.config = source.gguf->config;
-    source.tokenizer = std::make_unique<Tokenizer>(source.gguf->tokenizer, options.model + ": its tokenizer");
+    source.tokenizer = std::make_unique<Tokenizer>(source.gguf->tokenizer, model + ": its tokenizer");
   } else {
-    source.config = read_config(options.model);
-    source.tokenizer = std::make_unique<Tokenizer>(options.model + "/tokenizer.model");
-    source.files = Safetensors::open_folder(options.model);
+    source.config = read_config(model);
+    source.tokenizer = std::make_unique<Tokenizer>(model + "/tokenizer.model");
+    source.files = Safetensors::open_folder(model);
   }
   return source;
 }
@@ -193,21 +195,64 @@ void print_version() {
   }
 }
 
+Model load(const nvb::backend& backend, const Source& source, const Options& options) {
+  uint64_t bytes = 0;
+  for (const auto& [name, tensor] : source.tensors()) bytes += tensor.bytes;
+  Progress progress(bytes);
+  Model model = load_model(backend, source.config, source.tensors(), options.weights, &progress);
+  model.kv_dtypes = options.kv_dtypes;
+  return model;
+}
+
+// Answers the request with a draft, and tells what it did.
+Timing run_with_draft(const nvb::backend& backend, const Model& model, const Request& request, const Options& options,
+                      const TokenSink& on_token) {
+  std::optional<Source> source;
+  Model smaller;
+  std::unique_ptr<Draft> draft;
+  double plain = 0;  // tokens a second
+  if (options.draft_right) {
+    // The text, written without it.
+    std::vector<std::vector<int32_t>> texts(request.prompts.size());
+    const Timing timing = generate(backend, model, request, [&texts](size_t sequence, int32_t token, bool) {
+      texts[sequence].push_back(token);
+    });
+    plain = static_cast<double>(timing.decode_tokens) / timing.decode_seconds;
+    draft = draft_by_text(std::move(texts), request.prompts, *options.draft_right, model.config.vocabulary);
+  } else {
+    source = open_source(options.random.empty() ? options.draft : "", options.random.empty() ? "" : options.draft);
+    if (source->config.vocabulary != model.config.vocabulary) {
+      fail("--draft has a vocabulary of ", source->config.vocabulary, ", the model one of ", model.config.vocabulary);
+    }
+    smaller = load(backend, *source, options);
+    draft = draft_by_model(backend, smaller, request.prompts, request.launching, request.max_tokens,
+                           options.draft_tokens);
+  }
+  const Speculated found = speculate(backend, model, request, *draft, options.draft_tokens, on_token);
+  const double tokens = static_cast<double>(found.timing.decode_tokens);
+  std::fprintf(stderr,
+               "draft: %lld of %lld proposals accepted (%.1f %%), %.2f tokens a pass and sequence, %.1f %% of the time its own\n",
+               static_cast<long long>(found.accepted), static_cast<long long>(found.proposed),
+               found.proposed > 0 ? 100.0 * static_cast<double>(found.accepted) / static_cast<double>(found.proposed) : 0,
+               found.passes > 0 ? tokens / static_cast<double>(found.passes) /
+                                      static_cast<double>(request.prompts.size())
+                                : 0,
+               found.timing.decode_seconds > 0 ? 100 * found.draft_seconds / found.timing.decode_seconds : 0);
+  if (plain > 0) {
+    std::fprintf(stderr, "draft: %.2f times the %.1f tokens/s without it\n", tokens / found.timing.decode_seconds / plain,
+                 plain);
+  }
+  return found.timing;
+}
+
 void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  const Source source = open_source(options);
+  const Source source = open_source(options.model, options.random);
   const Request request = make_request(options, source);
   const nvb::backend backend = open_backend(options);
   report_device(backend);
 
-  uint64_t bytes = 0;
-  for (const auto& [name, tensor] : source.tensors()) bytes += tensor.bytes;
-  Model model;
-  {
-    Progress progress(bytes);
-    model = load_model(backend, source.config, source.tensors(), options.weights, &progress);
-  }
-  model.kv_dtype = options.kv_dtype;
+  const Model model = load(backend, source, options);
   std::fprintf(stderr, "model: Gemma %d, %.1f M parameters, loaded in %.2f s\n", model.config.generation,
                static_cast<double>(model.parameters) / 1e6,
                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -228,9 +273,10 @@ void run(const Options& options) {
     on_logits = [&writer](const float* logits, int64_t count) { writer->write(logits, count); };
   }
   Printer printer(source.tokenizer.get(), request.prompts.size());
-  const Timing timing = generate(
-      backend, model, request,
-      [&printer](size_t sequence, int32_t token, bool last) { printer.add(sequence, token, last); }, on_logits);
+  const TokenSink print = [&printer](size_t sequence, int32_t token, bool last) { printer.add(sequence, token, last); };
+  const bool drafts = !options.draft.empty() || options.draft_right;
+  const Timing timing = drafts ? run_with_draft(backend, model, request, options, print)
+                               : generate(backend, model, request, print, on_logits);
   if (writer) writer->close();
   report(backend, model, timing, options.memory);
 }

@@ -45,6 +45,11 @@ struct FormatUse {
   double largest_error = 0;     // of a matrix: ‖weight − file‖ / ‖file‖
 };
 
+// NVB_DTYPE_… of the caches; 0: what the model computes in, and of values that of keys.
+struct KvDtypes {
+  uint32_t key = 0, value = 0;
+};
+
 struct Model {
   Config config;
   nvb::weight embedding;  // [vocabulary, width]
@@ -53,8 +58,7 @@ struct Model {
   Vector final_norm;
   // The dtype of everything between the products: F32 on the CPU and for weights in F32 or F16, else BF16.
   uint32_t activation_dtype = NVB_DTYPE_F32;
-  // The dtype of the key/value caches; 0: that of activations.
-  uint32_t kv_dtype = 0;
+  KvDtypes kv_dtypes;
   std::map<uint32_t, FormatUse> formats;  // by NVB_WEIGHT_FORMAT_…
   uint64_t parameters = 0;
 };

@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "random_model.h"
+#include "speculate.h"
 
 namespace gemma {
 namespace {
@@ -35,13 +36,23 @@ float number(const std::string& option, const std::string& text, float lowest, f
   return value;
 }
 
-uint32_t kv_dtype(const std::string& option, const std::string& text) {
-  if (text == "f32") return NVB_DTYPE_F32;
-  if (text == "f16") return NVB_DTYPE_F16;
-  if (text == "bf16") return NVB_DTYPE_BF16;
-  // With scales of 1: what passes 448 saturates.
-  if (text == "fp8") return NVB_DTYPE_FP8_E4M3;
-  fail(option, " is \"", text, "\"; it must be f32, f16, bf16 or fp8");
+// One dtype, or that of keys and that of values: "int8:q4_0".
+KvDtypes kv_dtypes(const std::string& option, const std::string& text) {
+  const auto dtype = [&](const std::string& name) -> uint32_t {
+    if (name == "f32") return NVB_DTYPE_F32;
+    if (name == "f16") return NVB_DTYPE_F16;
+    if (name == "bf16") return NVB_DTYPE_BF16;
+    // With scales of 1: what passes 448 saturates.
+    if (name == "fp8") return NVB_DTYPE_FP8_E4M3;
+    if (name == "int8") return NVB_DTYPE_KV_INT8;
+    if (name == "q8_0") return NVB_DTYPE_KV_Q8_0;
+    if (name == "q4_0") return NVB_DTYPE_KV_Q4_0;
+    fail(option, " is \"", text,
+         "\"; it must be f32, f16, bf16, fp8, int8, q8_0 or q4_0, or one of them for keys, a colon and one for values");
+  };
+  const size_t colon = text.find(':');
+  const uint32_t key = dtype(text.substr(0, colon));
+  return {key, colon == std::string::npos ? key : dtype(text.substr(colon + 1))};
 }
 
 // Bytes, which the library reads: a number, or one with a unit such as 8GB or 8GiB.
@@ -88,9 +99,8 @@ std::string help_text() {
          "  --weights-zero-points\n"
          "                      with int4: a zero point for 32 numbers too, 5 bits a number instead of 4.5 and nearer\n"
          "                      to the original\n"
-         "  --kv-dtype TYPE     of the cache of keys and values: f32, f16, bf16 or fp8 (what the model computes in; a "
-         "model\n"
-         "                      that computes in BF16 takes bf16 and fp8)\n"
+         "  --kv-dtype TYPE     of the cache of keys and values: f32, f16, bf16, fp8, int8, q8_0 or q4_0, or KEYS:VALUES\n"
+         "                      (what the model computes in; a model that computes in BF16 takes keys of no other float)\n"
          "How\n"
          "  --max-tokens N      new tokens for each prompt (128, or what the model's positions leave)\n"
          "  --temperature T     0 takes the most probable token (0)\n"
@@ -104,6 +114,11 @@ std::string help_text() {
          "  --fp8 BOUND         products of recorded decode steps, and of the prompts, in FP8, as many as change no "
          "output\n"
          "                      by more than this part of it (0: all); tells what that is worth\n"
+         "  --draft MODEL       a smaller model of the same tokens, as --model (with --random as that), proposes tokens, which\n"
+         "                      the model checks several at a time: the same text, sooner; tells how many were right\n"
+         "  --draft-tokens N    proposals a pass, 1 to 15 (4)\n"
+         "  --draft-right P     in place of a model a draft that knows the text, written once without it, and gives each\n"
+         "                      token with probability P: what a draft so good would be worth\n"
          "What to write\n"
          "  --profile FILE      the times of the operations of a recorded launch, as a Chrome trace; a table of them "
          "goes\n"
@@ -121,7 +136,7 @@ std::string help_text() {
 
 Options parse_options(int count, char** arguments) {
   Options options;
-  bool prompt_tokens_given = false, zero_points = false;
+  bool prompt_tokens_given = false, draft_tokens_given = false, zero_points = false;
   std::string weights, table;
   for (int i = 1; i < count; ++i) {
     const std::string option = arguments[i];
@@ -173,7 +188,14 @@ Options parse_options(int count, char** arguments) {
     } else if (option == "--weights-zero-points") {
       zero_points = true;
     } else if (option == "--kv-dtype") {
-      options.kv_dtype = kv_dtype(option, value());
+      options.kv_dtypes = kv_dtypes(option, value());
+    } else if (option == "--draft") {
+      options.draft = value();
+    } else if (option == "--draft-tokens") {
+      options.draft_tokens = integer<int64_t>(option, value(), 1, kMaxProposals);
+      draft_tokens_given = true;
+    } else if (option == "--draft-right") {
+      options.draft_right = number(option, value(), 0, 1);
     } else if (option == "--memory-summary" || option == "--memory") {
       options.memory = true;
     } else if (option == "--help" || option == "-h") {
@@ -193,6 +215,13 @@ Options parse_options(int count, char** arguments) {
   }
   if (options.random.empty() && options.prompts.empty()) fail("--model needs a --prompt");
   if (options.launching.fp8 && options.launching.optimize == 0) fail("--fp8 needs recorded steps: --optimize 1 to 3");
+  const bool drafts = !options.draft.empty() || options.draft_right;
+  if (!options.draft.empty() && options.draft_right) fail("--draft excludes --draft-right");
+  if (draft_tokens_given && !drafts) fail("--draft-tokens goes with --draft or --draft-right");
+  if (drafts && options.sampling.temperature > 0) fail("a draft goes with --temperature 0");
+  if (drafts && (options.launching.fp8 || !options.launching.profile.empty() || !options.logits.empty())) {
+    fail("a draft excludes --fp8, --profile and --logits");
+  }
   if (options.random.empty() && prompt_tokens_given) fail("--prompt-tokens goes with --random");
   return options;
 }

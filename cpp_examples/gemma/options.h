@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "decoder.h"
+#include "model.h"
 #include "weight_formats.h"
 
 namespace gemma {
@@ -26,7 +27,10 @@ struct Options {
   Sampling sampling;
   Launching launching;
   WeightFormats weights;
-  uint32_t kv_dtype = 0;  // NVB_DTYPE_…; 0: what the model computes in
+  KvDtypes kv_dtypes;
+  std::string draft;                  // a folder, a file, or with --random a name; empty: none
+  std::optional<double> draft_right;  // of a draft that knows the text
+  int64_t draft_tokens = 4;
   bool memory = false;
   bool help = false;
   bool version = false;

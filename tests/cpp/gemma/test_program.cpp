@@ -196,7 +196,7 @@ void check_usage() {
   usage({"--seed", "18446744073709551616"}, "--seed is \"18446744073709551616\"");
   usage({"--weights", "int5"}, "--weights is \"int5\"; it must be bf16, fp8, int8 or int4");
   usage({"--weights", "int8", "--weights-zero-points"}, "--weights-zero-points goes with int4");
-  usage({"--kv-dtype", "fp16"}, "--kv-dtype is \"fp16\"; it must be f32, f16, bf16 or fp8");
+  usage({"--kv-dtype", "fp16"}, "--kv-dtype is \"fp16\"; it must be f32, f16, bf16, fp8, int8, q8_0 or q4_0");
   usage({"--memory-limit", "8G"}, "--memory-limit is \"8G\"; it must be a size such as 8000000000, 8GB or 8GiB");
   usage({"--optimize", "4"}, "--optimize is \"4\"; it must be an integer from 0 to 3");
   usage({"--fp8", "2"}, "--fp8 is \"2\"; it must be a number from 0 to 1");

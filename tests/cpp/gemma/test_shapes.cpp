@@ -83,8 +83,8 @@ void check_continuation(const PlainGemma& plain, const std::vector<int32_t>& pro
   }
 }
 
-// With a cache of `kv_dtype`, 0: that of activations, whose rounding may move the logits by `kv_error` of their size.
-void check(const Case& test, uint32_t kv_dtype, double kv_error) {
+// With a cache of these dtypes, 0: that of activations, whose rounding may move the logits by `kv_error` of their size.
+void check(const Case& test, gemma::KvDtypes kv_dtypes, double kv_error) {
   const nvb::backend backend(gemma_test::test_device().c_str());
   const bool cpu = backend.device_info().kind == NVB_DEVICE_CPU;
   PlainGemma plain = test.plain;
@@ -102,7 +102,7 @@ void check(const Case& test, uint32_t kv_dtype, double kv_error) {
   const gemma::Safetensors files = gemma::Safetensors::open_folder(folder.path());
   gemma::Progress progress(0);
   gemma::Model model = gemma::load_model(backend, gemma::read_config(folder.path()), files.tensors(), {}, &progress);
-  model.kv_dtype = kv_dtype;
+  model.kv_dtypes = kv_dtypes;
 
   gemma::Request request;
   request.prompts = {prompt_tokens(21, 1), prompt_tokens(1, 2), prompt_tokens(13, 3)};
@@ -135,9 +135,24 @@ void check(const Case& test, uint32_t kv_dtype, double kv_error) {
 int main() {
   std::vector<gemma_test::Test> tests;
   for (const Case& test : cases()) {
-    tests.push_back({test.name, [test] { check(test, 0, 0); }});
-    const std::string name = std::string(test.name) + ", keys and values in FP8";
-    tests.push_back({name, [test] { check(test, NVB_DTYPE_FP8_E4M3, 0.1); }});
+    tests.push_back({test.name, [test] { check(test, {}, 0); }});
+    // A step of E4M3 is an eighth of a number, of INT8 and Q8_0 a 127th of the largest of a row or block, of Q4_0 an
+    // eighth of that.
+    constexpr uint32_t kFp8 = NVB_DTYPE_FP8_E4M3, kInt8 = NVB_DTYPE_KV_INT8;
+    constexpr uint32_t kQ8 = NVB_DTYPE_KV_Q8_0, kQ4 = NVB_DTYPE_KV_Q4_0;
+    const struct {
+      const char* name;
+      gemma::KvDtypes dtypes;
+      double error;
+    } caches[] = {{"FP8", {kFp8, kFp8}, 0.1},
+                  {"INT8", {kInt8, kInt8}, 0.03},
+                  {"Q8_0", {kQ8, kQ8}, 0.03},
+                  {"Q4_0", {kQ4, kQ4}, 0.3},
+                  {"INT8 and Q4_0", {kInt8, kQ4}, 0.3}};
+    for (const auto& cache : caches) {
+      const std::string name = std::string(test.name) + ", keys and values in " + cache.name;
+      tests.push_back({name, [test, cache] { check(test, cache.dtypes, cache.error); }});
+    }
   }
   return gemma_test::run_tests(tests);
 }
