@@ -146,6 +146,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   constexpr int kSteps = Tile::kSteps, kScales = Tile::kScales;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 total[kMaxHeadsPerBlock];
+  __shared__ DecodeBlock whole;  // what the loop would keep in registers for the end
   const nvb_attention_decode_params& p = arguments.params;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Layout<Tile> layout(stages, p.heads_per_chunk);
@@ -163,6 +164,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   }
   const DecodeBlock block = find_decode_block<Tile::kKeys>(arguments, kMinTiles);
   if (block.split >= block.splits) return;
+  if (threadIdx.x == 0) whole = block;
   if (warp < Tile::kWarps) make_query_fragments<Tile>(p, block, query_fragments);
   __syncthreads();
 
@@ -175,25 +177,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   } else {
     const int row_offset = lane % 8 * Tile::kPitch + (warp * 2 + lane / 16) * Tile::kRowBytes + lane / 8 % 2 * 16;
     // This lane's keys are tokens 2 * warp and + 1 of runs 2 * quad and + 1.
-    const int scale_offset = 2 * quad * Tile::kPitch + warp * 2 * Tile::kRowBytes;
-    const auto row_of = [&](const unsigned char* tile, int e) {
+    const int scale_offset = 2 * quad * Tile::kPitch + warp * 2 * Tile::kRowBytes +
+                             kv_scales_at(Tile::kDtype, Tile::kHeadDim);
+    const auto scales_at = [&](const unsigned char* tile, int e) {
       return tile + scale_offset + e % 2 * Tile::kPitch + e / 2 * Tile::kRowBytes;
     };
     const float cap = p.soft_cap > 0.0f ? p.soft_cap * kLog2E : 0.0f;
     const float factor = p.soft_cap > 0.0f ? p.scale / p.soft_cap : p.scale * kLog2E;
     const DecodeKeys visible = item_keys(p, block, group);
-    const int own_fragment = min(group, block.heads - 1) * 4 + quad;  // rows behind the last item repeat it
+    const int heads = block.heads;
+    const int own_fragment = min(group, heads - 1) * 4 + quad;  // rows behind the last item repeat it
     int stage = 0;
     uint32_t parity = 0;
-    for (int first = block.begin; first < block.end; first += Tile::kKeys) {
+    const int end = block.end;
+    for (int first = block.begin; first < end; first += Tile::kKeys) {
       const unsigned char* const key_tile = shared + stage * Tile::kStageBytes;
       const unsigned char* const value_tile = key_tile + Tile::kTensorBytes;
       barrier_wait(full + stage, parity);
 
       // S = Q . K^T, a sum for the columns of each scale.
-      float scales[4][kScales];
+      RowScales<kScales> scales[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) load_scales<Tile>(row_of(key_tile, e), scales[e]);
+      for (int e = 0; e < 4; ++e) scales[e].load(scales_at(key_tile, e), false);
       float s[4] = {};
       float score[2][4];
       for_each_fragment<Tile, false>(key_tile + row_offset, [&](int k, const uint32_t(&b)[4]) {
@@ -201,7 +206,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
 #pragma unroll
           for (int i = 0; i < 8; ++i) score[i / 4][i % 4] = 0.0f;
         }
-        const uint4 fragment = query_fragments[k * block.heads * 4 + own_fragment];
+        const uint4 fragment = query_fragments[k * heads * 4 + own_fragment];
         const uint32_t a[4] = {fragment.x, fragment.y, fragment.z, fragment.w};
         mma_m16n8k16<T>(score[0], a, b[0], b[1]);
         mma_m16n8k16<T>(score[1], a, b[2], b[3]);
@@ -220,13 +225,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
         if (p.soft_cap > 0.0f) s[e] = tanh_fast(s[e]) * cap;
       }
       // What lies behind the last key is what a stage held before: any numbers, and scales that may be NaN.
-      const bool edge = p.rows_per_sequence > 1 || first + Tile::kKeys > block.end;
-      bool unseen[4] = {};
+      const bool edge = p.rows_per_sequence > 1 || first + Tile::kKeys > end;
       if (edge) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int token = first + (2 * quad + e % 2) * Tile::kRun + warp * 2 + e / 2;
-          unseen[e] = token >= block.end;
           if (token < visible.begin || token >= visible.end) s[e] = -CUDART_INF_F;
         }
       }
@@ -261,13 +264,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
 
       // O^T += V^T . P^T, the weights for each scale's columns multiplied by it.
 #pragma unroll
-      for (int e = 0; e < 4; ++e) load_scales<Tile>(row_of(value_tile, e), scales[e]);
-      if (edge) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-#pragma unroll
-          for (int i = 0; i < kScales; ++i) scales[e][i] = unseen[e] ? 0.0f : scales[e][i];
-        }
+      for (int e = 0; e < 4; ++e) {
+        const int token = first + (2 * quad + e % 2) * Tile::kRun + warp * 2 + e / 2;
+        scales[e].load(scales_at(value_tile, e), token >= end);
       }
       uint32_t high[2], rest[2];
       for_each_fragment<Tile, true>(value_tile + row_offset, [&](int m, const uint32_t(&a)[4]) {
@@ -289,6 +288,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
 
   // Every copy has landed and been read: the results take the place of the ring.
   __syncthreads();
+  const DecodeBlock done = whole;
   float* const part_maximum = reinterpret_cast<float*>(shared);
   float* const part_sum = part_maximum + kGroup * kMaxHeadsPerBlock;
   float* const outputs = part_sum + kGroup * kMaxHeadsPerBlock;
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int item = quad * 2 + e;
-      if (item >= block.heads) continue;
+      if (item >= done.heads) continue;
       float* const to = outputs + (warp * p.heads_per_chunk + item) * Tile::kOutputPitch + 2 * group;
 #pragma unroll
       for (int m = 0; m < kSteps; ++m) {
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
     }
   }
   __syncthreads();
-  epilogue_split(arguments, block,
+  epilogue_split(arguments, done,
                  SplitResult{outputs, p.heads_per_chunk * Tile::kOutputPitch, Tile::kOutputPitch, Tile::kWarps,
                              part_maximum, part_sum},
                  total);

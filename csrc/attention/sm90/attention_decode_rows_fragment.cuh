@@ -39,18 +39,32 @@ __device__ __forceinline__ uint32_t widen_halves(uint32_t word) {
   return subtract_pair((word & 0x000f000fu) | 0x43004300u, 0x43084308u);
 }
 
-// The scales of a row: one, or those of four blocks.
-template <typename Tile>
-__device__ __forceinline__ void load_scales(const unsigned char* row, float (&scales)[Tile::kScales]) {
-  const unsigned char* const from = row + kv_scales_at(Tile::kDtype, Tile::kHeadDim);
-  if constexpr (Tile::kScales == 1) {
-    scales[0] = *reinterpret_cast<const float*>(from);
-  } else {
-    const uint2 raw = *reinterpret_cast<const uint2*>(from);
-    const float2 low = unpack_pair<__half>(raw.x), high = unpack_pair<__half>(raw.y);
-    scales[0] = low.x, scales[1] = low.y, scales[2] = high.x, scales[3] = high.y;
+// The scales of a row: one, or those of four blocks, which stay in F16 until they are used.
+template <int kScales>
+struct RowScales {
+  uint32_t words[kScales == 1 ? 1 : kScales / 2];
+
+  // All 0 where the row is none.
+  __device__ __forceinline__ void load(const unsigned char* from, bool none) {
+    if constexpr (kScales == 1) {
+      words[0] = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      static_assert(kScales == 4);
+      const uint2 raw = *reinterpret_cast<const uint2*>(from);
+      words[0] = raw.x, words[1] = raw.y;
+    }
+#pragma unroll
+    for (uint32_t& word : words) word = none ? 0 : word;
   }
-}
+  __device__ __forceinline__ float operator[](int i) const {
+    if constexpr (kScales == 1) {
+      return __uint_as_float(words[0]);
+    } else {
+      const float2 two = unpack_pair<__half>(words[i / 2]);
+      return i % 2 == 0 ? two.x : two.y;
+    }
+  }
+};
 
 // Calls use(step, operand) for steps of 16 columns: of keys the second operand of S for eight of them and the eight
 // tokens after them; of values (`kTransposed`) the first operand of O^T for 16 columns of the same tokens. `tile` is
