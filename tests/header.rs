@@ -130,6 +130,11 @@ const PARTS: [Part; 40] = [
         "The object `nvb_kv_cache`: the keys and values of every layer that attention reads.",
     ),
     part(
+        "kv_swap",
+        "Sequences in host memory and files",
+        "The object `nvb_kv_swap`: page-locked memory that a cache's sequence is copied to and back from while other streams work; and a sequence in a file.",
+    ),
+    part(
         "attention",
         "Attention",
         "The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).",

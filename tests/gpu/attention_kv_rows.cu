@@ -2,7 +2,7 @@
 // decode and prefill kernel that reads it against the formula in f64.
 //
 //   attention_kv_rows check    1 if anything is wrong
-//   attention_kv_rows bench    microseconds of decodes beside BF16 and FP8
+//   attention_kv_rows bench    microseconds of decodes beside BF16
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "attention/attention_decode.cuh"
-#include "attention/attention_decode_ring.h"
 #include "attention/attention_decode_rows.h"
 #include "attention/attention_prefill.cuh"
 #include "common/kv_row.cuh"
@@ -485,9 +484,9 @@ double time_of(const Launch& launch) {
 int run_bench() {
   const nvb_launch launch = device_launch();
   constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
-  std::printf("decode, heads 32/8 of 128, us (GB/s), and beside the better BF16\n%-16s", "sequences x keys");
-  const uint32_t dtypes[] = {NVB_BF16, NVB_BF16, NVB_F8_E4M3, NVB_KV_INT8, NVB_KV_Q8_0, NVB_KV_Q4_0};
-  const char* const names[] = {"bf16 mma", "bf16 ring", "fp8 ring", "int8", "q8_0", "q4_0"};
+  std::printf("decode, heads 32/8 of 128, us (GB/s), and beside BF16 by attention_decode_mma\n%-16s", "sequences x keys");
+  const uint32_t dtypes[] = {NVB_BF16, NVB_KV_INT8, NVB_KV_Q8_0, NVB_KV_Q4_0};
+  const char* const names[] = {"bf16 mma", "int8", "q8_0", "q4_0"};
   for (const char* name : names) std::printf("%22s", name);
   std::printf("\n");
   const int shapes[][2] = {{64, 4096}, {128, 1024}, {16, 4096}, {1, 32768}, {1, 4096}, {8, 8192}};
@@ -513,9 +512,9 @@ int run_bench() {
     counters.up();
     std::printf("%5d x %-8d", sequences, length);
     double bf16 = 1e30;
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const uint32_t dtype = dtypes[i];
-      const int bytes = dtype == NVB_F8_E4M3 ? kDim : row_bytes(dtype, kDim);
+      const int bytes = row_bytes(dtype, kDim);
       const int64_t token = dtype == NVB_BF16 ? kDim : bytes;
       nvb_attention_decode_params p{};
       p.query = query.device, p.key = key.device, p.value = value.device;
@@ -531,10 +530,7 @@ int run_bench() {
       p.scale = 0.01f;
       p.workspace = workspace.device, p.counters = counters.device;
       nvb_attention_decode_shape shape;
-      const bool ring = i == 1 || i == 2;
-      const bool can = i == 0   ? supports_decode_mma(p, launch, shape)
-                       : ring   ? supports_decode_ring(p, launch, shape)
-                                : supports_decode_rows(p, launch, shape);
+      const bool can = i == 0 ? supports_decode_mma(p, launch, shape) : supports_decode_rows(p, launch, shape);
       if (!can) {
         std::printf("%22s", "-");
         continue;
@@ -542,10 +538,7 @@ int run_bench() {
       p.chunks = 1, p.heads_per_chunk = kHeads / kKvHeads;
       // The plan of src/cuda/attention_plan.rs.
       const int tiles = (length + shape.keys - 1) / shape.keys;
-      if (shape.min_tiles == 0) {
-        p.splits = std::min(sequences * kKvHeads * tiles, launch.multiprocessors * shape.resident);
-        p.slots_per_head = 0;
-      } else {
+      {
         const int most_splits = std::min((length + shape.keys * shape.min_tiles - 1) / (shape.keys * shape.min_tiles), 256);
         const int by_memory = (launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024);
         const int places = launch.multiprocessors * std::max(1, std::min(by_memory, 1024 / shape.threads));
@@ -566,17 +559,14 @@ int run_bench() {
       }
       DecodeArguments arguments;
       arguments.params = p;
-      const size_t results = p.slots_per_head == 0 ? static_cast<size_t>(2) * p.splits * p.heads_per_chunk
-                                                   : static_cast<size_t>(sequences) * kHeads * p.slots_per_head;
+      const size_t results = static_cast<size_t>(sequences) * kHeads * p.slots_per_head;
       arguments.partial_sums = reinterpret_cast<float2*>(workspace.device);
       arguments.partial_outputs = workspace.device + (results * 2 + 3) / 4 * 4;
       const double us = time_of([&] {
-        return i == 0 ? launch_decode_mma(arguments, launch)
-               : ring ? launch_decode_ring(arguments, launch)
-                      : launch_decode_rows(arguments, launch);
+        return i == 0 ? launch_decode_mma(arguments, launch) : launch_decode_rows(arguments, launch);
       });
       const double moved = 2.0 * sequences * kKvHeads * length * bytes;
-      if (i < 2) bf16 = std::min(bf16, us);
+      if (i == 0) bf16 = us;
       std::printf("%8.1f (%4.0f) x%5.2f", us, moved / us / 1e3, bf16 / us);
     }
     std::printf("\n");

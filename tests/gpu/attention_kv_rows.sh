@@ -12,8 +12,7 @@ if [ -x "$nvcc" ]; then
   flags=(-std=c++17 -O3 --expt-relaxed-constexpr -Icsrc -Itests/gpu -gencode "arch=compute_90a,code=sm_90a")
   attention=csrc/attention
   "$nvcc" "${flags[@]}" tests/gpu/attention_kv_rows.cu "$attention"/sm90/attention_decode_rows.cu \
-    "$attention"/sm90/attention_decode_ring.cu "$attention"/sm80/attention_decode_mma.cu "$attention"/attention_decode_simt.cu \
-    "$attention"/attention_prefill_simt.cu csrc/rope/rope.cu csrc/common/constant_reads.cu -cudadevrt none "-L$libraries" -o "$program"
+    "$attention"/sm80/attention_decode_mma.cu "$attention"/attention_decode_simt.cu "$attention"/attention_prefill_simt.cu csrc/rope/rope.cu csrc/common/constant_reads.cu -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidiactl ]; then exec "$program" "$@"; fi
 echo "$program is built; there is no GPU to run it"

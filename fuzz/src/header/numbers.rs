@@ -62,6 +62,9 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         (_, "scale" | "factor" | "epsilon" | "alpha" | "position_scale" | "query_scale") => {
             random.of(&[0, real(1.0), real(0.5), real(2.0)])
         }
+        (_, "sink_tokens") => random.of(&[0, 0, 0, 1, 4]),
+        (_, "dropout") => random.of(&[0, 0, real(0.1), real(0.5)]),
+        (_, "dropout_seed" | "dropout_offset") => random.next() >> 16,
         (_, "soft_cap" | "weight_offset" | "temperature") => random.of(&[0, real(1.0), real(30.0)]),
         (_, "top_p") => random.of(&[0, real(0.9), real(0.1)]),
         (_, "top_k") => random.of(&[0, 1, 3, 50]),
