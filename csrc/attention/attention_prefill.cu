@@ -76,9 +76,8 @@ bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& lau
                     nvb_attention_prefill_shape& shape) {
   shape.rows = 0;
   const bool dtypes = (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && float_dtype_bytes(p.query_dtype) != 0;
-  if (launch.capability < 80 || !dtypes || has_scales(p) || has_device_lengths(p) || is_placed(p.placement)) {
-    return false;
-  }
+  if (launch.capability < 80 || !dtypes || has_scales(p) || has_device_lengths(p)) return false;
+  if (p.placement.pages != nullptr || p.placement.ring_tokens > 0) return false;
   if (p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0) return false;
   if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;
   return is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
