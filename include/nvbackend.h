@@ -2791,12 +2791,12 @@ typedef struct {
   nvb_tensor post_weight;
   // Optional [T, width], any float dtype.
   nvb_tensor residual;
-  // Optional [T, width], the residual's dtype; may be the same memory as `residual`. It, `output` or
+  // Optional [T, width], the residual's dtype; may be the same memory as `residual` or `input`. It, `output` or
   // `quantized_output` must be given.
   nvb_tensor residual_output;
   // Optional [width]; absent: s is scaled to unit root mean square only.
   nvb_tensor weight;
-  // Optional [T, width]; may be the same memory as `input`.
+  // Optional [T, width]; may be the same memory as `input` or `residual`.
   nvb_tensor output;
   // 0: 1e-6.
   float epsilon;
@@ -3371,17 +3371,25 @@ typedef struct {
 // frequency[i] = base^(−2i / rotary_dim) / frequency_factors[i] · position_scale. With `extension` (YaRN) position_scale counts
 // for low frequencies alone: in its place stands position_scale · (1 − m) + m, m = extension · (1 − clamp((i − low) / max(0.001,
 // high − low), 0, 1)), low and high being the pairs that turn `beta_fast` and `beta_slow` times in `original_positions` positions,
-// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale).
+// rounded outwards; and the rotated elements are multiplied by 1 + 0.1 · ln(1 / position_scale). With `norm_weight` the elements of
+// a head are x · rsqrt(mean(x²) + epsilon) · norm_weight before they turn.
 typedef struct {
   size_t struct_size;
   // [.., T, heads, head_dim], any float dtype and strides, the innermost 1; up to one axis in front. head_dim is at most 512.
   nvb_tensor input;
-  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be.
+  // Any float dtype and strides, the innermost 1, of the shape of `input`, which it may be. With `rows` [R, heads, head_dim], and
+  // it must not overlap `input`.
   nvb_tensor output;
   // I32 [T] in device memory; with sections each token's four, [4, T].
   nvb_tensor positions;
   // Optional, F32 [head_dim / 2] in device memory, or as many as there are pairs (Llama 3): what each frequency is divided by.
   nvb_tensor frequency_factors;
+  // Optional [head_dim], any float dtype: the norm of a head (Gemma 3, Qwen 3).
+  nvb_tensor norm_weight;
+  // Optional, I32 [T] in device memory, of any stride: token t goes to row rows[t] of the output, as keys go into a cache that is
+  // a plain tensor. Rows that are not named stay as they are; of numbers outside the output and of one that stands twice,
+  // `nvb_scatter_rows_args` speaks.
+  nvb_tensor rows;
   // `NVB_ROTARY_…`
   uint32_t pairs;
   // Even; the elements beside the rotated ones pass through. 0: head_dim − `first`.
@@ -3410,8 +3418,8 @@ typedef struct {
   uint32_t extra_pairs;
   // `NVB_SECTIONS_…`
   uint32_t section_order;
-  // Must be 0.
-  uint32_t reserved;
+  // The norm's; 0: 1e-6.
+  float epsilon;
 } nvb_rotary_embedding_args;
 
 // s = scale · input + slope · mask; output = exp(s − max) / (Σ exp(s − max) + exp(sink − max)), over the last axis.

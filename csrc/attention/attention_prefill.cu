@@ -79,9 +79,10 @@ bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& lau
   shape = {};
   const bool dtypes = (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && float_dtype_bytes(p.query_dtype) != 0;
   if (p.parts > 1 || launch.capability < 80 || !dtypes || !has_plain_elements(p) || has_scales(p) ||
-      has_device_lengths(p) || is_placed(p.placement)) {
+      has_device_lengths(p)) {
     return false;
   }
+  if (p.placement.pages != nullptr || p.placement.ring_tokens > 0) return false;
   if (p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0 || p.tree_parents != nullptr) return false;
   if (p.mask_dtype == NVB_I32 && p.mask != nullptr) return false;
   if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;

@@ -42,7 +42,7 @@ nvb_tensor sequences(const Tensor& tensor, int64_t batch) {
 
 bool is_taken(const Inputs& in, const Tensor& node) {
   if (in.scale <= 0.0f || in.soft_cap < 0.0f || in.alibi_bias < 0.0f) return false;
-  if (in.query.type != TYPE_F32 || node.type != TYPE_F32) return false;
+  if (in.query.type != TYPE_F32 || !is_float(node.type)) return false;
   for (const Tensor* tensor : {&in.query, &in.key, &in.value}) {
     if (!has_rows(*tensor)) return false;
     if (!is_quantized(tensor->type) && (!is_float(tensor->type) || !has_element_strides(*tensor))) return false;
@@ -161,7 +161,8 @@ bool flash_attention(Step& step, const Tensor& node) {
   args.query = sequences(in.query, in.batch());
   args.key = in_place ? sequences(in.key, in.batch()) : converted(step, in.key, in.batch(), memory + key_at);
   args.value = in_place ? sequences(in.value, in.batch()) : converted(step, in.value, in.batch(), memory + value_at);
-  args.output = nvb_tensor_make(node.data, NVB_DTYPE_F32, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
+  args.output =
+      nvb_tensor_make(node.data, traits(node.type).dtype, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
   if (has_slopes) {
     args.mask = scaled_mask(step, in, memory + mask_at);
   } else if (in.mask != nullptr) {

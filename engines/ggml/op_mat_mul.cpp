@@ -20,12 +20,28 @@ bool is_product(const Tensor& weight, const Tensor& input, const Tensor& node) {
          has_element_strides(input);
 }
 
-// An input that the library multiplies with the weight: of F32 where it is of another float type than a float weight.
-Tensor input_for(Step& step, const Tensor& weight, const Tensor& input) {
-  if (input.type == TYPE_F32 || input.type == weight.type || is_quantized(weight.type)) return input;
+// Up to so many rows the kernels of the f32 units keep up with memory.
+constexpr int64_t kMostRowsInF32 = 8;
+// `parameters[0]` of a product that shall not be rounded.
+constexpr int32_t kPrecisionOfF32 = 10;
+
+// The type in which the library multiplies the input: of a float weight F32 or the weight's. On a GPU tensor cores have
+// the latter alone.
+int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
+  if (is_quantized(weight.type) || input.type == weight.type) return input.type;
+  const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
+  const bool rounds = !step.device.is_cpu() && is_half && node.parameters[0] != kPrecisionOfF32 &&
+                      input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsInF32;
+  return rounds ? weight.type : static_cast<int32_t>(TYPE_F32);
+}
+
+// An input that the library multiplies with the weight.
+Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
+  const int32_t type = input_type(step, node, weight, input);
+  if (input.type == type) return input;
   ScratchPlan plan;
-  plan.place(static_cast<size_t>(elements(input)) * sizeof(float));
-  const Tensor floats = in_one_piece(input, TYPE_F32, sizeof(float), step.scratch(plan));
+  plan.place(static_cast<size_t>(elements(input)) * traits(type).bytes);
+  const Tensor floats = in_one_piece(input, type, traits(type).bytes, step.scratch(plan));
   step.queue([&] { return convert(step, input, whole(floats)); });
   return floats;
 }
@@ -41,7 +57,7 @@ Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3,
 bool mat_mul(Step& step, const Tensor& node) {
   const Tensor& weight = *node.source[0];
   if (!is_product(weight, *node.source[1], node)) return false;
-  const Tensor input = input_for(step, weight, *node.source[1]);
+  const Tensor input = input_for(step, node, weight, *node.source[1]);
 
   const auto product = [&](int64_t w2, int64_t w3, const nvb_tensor& x, const nvb_tensor& y) {
     step.queue([&] {
@@ -73,7 +89,7 @@ bool mat_mul_id(Step& step, const Tensor& node) {
   if (weight.ne[3] != 1 || (weight.ne[2] != 1 && weight.nb[2] != weight.nb[1] * static_cast<size_t>(weight.ne[1])))
     return false;
   if (!rows_fold(*node.source[1]) || !rows_fold(node) || node.ne[3] != 1) return false;
-  const Tensor input = input_for(step, weight, *node.source[1]);
+  const Tensor input = input_for(step, node, weight, *node.source[1]);
   step.queue([&] {
     const Weight made = weight_at(step, weight, 0, 0, weight.ne[1] * weight.ne[2]);
     if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);

@@ -1,6 +1,4 @@
 // RMS_NORM, NORM, L2_NORM, SUM_ROWS, MEAN and SOFT_MAX: what works on whole rows.
-#include <cfloat>
-
 #include "operations.hpp"
 #include "tensor.hpp"
 
@@ -26,10 +24,8 @@ void for_rows(Step& step, const Tensor& input, const Tensor& output, Queue&& cal
   });
 }
 
-// 0 means a default to the library, and here that nothing is added.
 float epsilon_of(const Tensor& node) {
-  const float epsilon = float_parameter(node, 0);
-  return epsilon == 0.0f ? FLT_MIN : epsilon;
+  return given_epsilon(float_parameter(node, 0));
 }
 
 }  // namespace

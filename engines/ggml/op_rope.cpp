@@ -25,7 +25,7 @@ bool has_empty_section_before_another(const Tensor& node) {
 
 }  // namespace
 
-bool rope(Step& step, const Tensor& node) {
+bool rope_args(const Tensor& node, nvb_rotary_embedding_args& args) {
   const Tensor &input = *node.source[0], &positions = *node.source[1];
   const Tensor* factors = node.source[2];
   const int32_t mode = node.parameters[2];
@@ -40,7 +40,6 @@ bool rope(Step& step, const Tensor& node) {
   if (factors != nullptr && (factors->type != TYPE_F32 || factors->ne[0] < rotated / 2 || !has_rows(*factors))) {
     return false;
   }
-  nvb_rotary_embedding_args args;
   nvb_rotary_embedding_args_init(&args);
   args.input = whole(input);
   args.output = whole(node);
@@ -79,6 +78,12 @@ bool rope(Step& step, const Tensor& node) {
     const bool is_yarn = args.extension > 0.0f && args.beta_fast > 0.0f && args.beta_slow > 0.0f && args.base != 1.0f;
     if (!is_yarn) return false;
   }
+  return true;
+}
+
+bool rope(Step& step, const Tensor& node) {
+  nvb_rotary_embedding_args args;
+  if (!rope_args(node, args)) return false;
   step.queue([&] { return nvb_rotary_embedding(step.backend(), &args, step.stream); });
   return true;
 }

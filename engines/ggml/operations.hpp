@@ -47,6 +47,9 @@ bool is_worth_offloading(DeviceState& device, const Tensor& node);
 // Queues `node`, which `supports_operation` accepted.
 nvb_status run_operation(DeviceState& device, nvb_stream* stream, Scratch& scratch, const Tensor& node);
 
+// The arguments of a rotation as the node has it. False if the library does not have it.
+bool rope_args(const Tensor& node, nvb_rotary_embedding_args& args);
+
 // Queues a function of elements of plain tensors.
 nvb_status pointwise(const Step& step, uint32_t function, const nvb_tensor& input, const nvb_tensor* second,
                      const nvb_tensor& output, float alpha = 0.0f, float beta = 0.0f);

@@ -56,9 +56,9 @@ Recordings::Recording& Recordings::find(Graph* graph) {
 
 // Leaves no graph if something of it cannot be recorded, and tries again after twice as many steps.
 void Recordings::record(Recording& recording, const std::function<nvb_status()>& queue,
-                        const std::function<const void*()>& memory) {
+                        const std::function<Memory()>& memory) {
   recording.next_try = 2 * recording.count;
-  const void* before = memory();
+  const Memory before = memory();
   recording.weights = device_.weights_version();
   if (nvb_graph_create(device_.backend(), &recording.graph) != NVB_OK) return;
   nvb_status status = nvb_graph_begin(recording.graph, stream_);
@@ -73,7 +73,7 @@ void Recordings::record(Recording& recording, const std::function<nvb_status()>&
 }
 
 nvb_status Recordings::compute(Graph* graph, const std::function<nvb_status()>& queue,
-                               const std::function<const void*()>& memory) {
+                               const std::function<Memory()>& memory) {
   Recording& recording = find(graph);
   recording.last = ++clock_;
   ++recording.count;

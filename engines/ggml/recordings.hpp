@@ -6,6 +6,7 @@
 #include <nvbackend.h>
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "device.hpp"
@@ -15,6 +16,9 @@ namespace nvb_ggml {
 
 class Recordings {
  public:
+  // Addresses of memory of a stream's own.
+  using Memory = std::pair<const void*, const void*>;
+
   Recordings(DeviceState& device, nvb_stream* stream) : device_(device), stream_(stream) {}
   ~Recordings();
   Recordings(const Recordings&) = delete;
@@ -22,23 +26,21 @@ class Recordings {
 
   // Computes a graph. `queue` queues its work call by call; `memory` tells where the memory of the stream's own lies
   // that such calls name, and is the same after `queue` unless that had to make more.
-  nvb_status compute(Graph* graph, const std::function<nvb_status()>& queue,
-                     const std::function<const void*()>& memory);
+  nvb_status compute(Graph* graph, const std::function<nvb_status()>& queue, const std::function<Memory()>& memory);
 
  private:
   struct Recording {
     GraphKey key;
     uint64_t uid = 0;
     nvb_graph* graph = nullptr;
-    const void* memory = nullptr;
+    Memory memory;
     uint64_t weights = 0;
     // How often the graph came, when it is tried to record it, and when it came last.
     uint64_t count = 0, next_try = 2, last = 0;
   };
 
   Recording& find(Graph* graph);
-  void record(Recording& recording, const std::function<nvb_status()>& queue,
-              const std::function<const void*()>& memory);
+  void record(Recording& recording, const std::function<nvb_status()>& queue, const std::function<Memory()>& memory);
   static void drop(Recording& recording);
 
   DeviceState& device_;

@@ -9,17 +9,20 @@
 namespace nvb_ggml {
 namespace {
 
-// NVB_GGML_GRAPHS=0 runs every graph call by call, for tests and for finding what is at fault.
-bool records_graphs() {
-  const char* value = std::getenv("NVB_GGML_GRAPHS");
-  return value == nullptr || std::strcmp(value, "0") != 0;
+// What a variable of the environment turns off or on, for tests and for finding what is at fault.
+bool is_on(const char* variable, bool otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::strcmp(value, "0") != 0;
 }
 
 }  // namespace
 
 StreamState::StreamState(DeviceState& device, nvb_stream* stream)
-    : device_(device), stream_(stream), scratch_(std::make_unique<Scratch>(device, stream)) {
-  if (records_graphs()) recordings_ = std::make_unique<Recordings>(device, stream);
+    : device_(device),
+      stream_(stream),
+      scratch_(std::make_unique<Scratch>(device, stream)),
+      narrow_(std::make_unique<Scratch>(device, stream)) {
+  if (is_on("NVB_GGML_GRAPHS", true)) recordings_ = std::make_unique<Recordings>(device, stream);
 }
 
 std::unique_ptr<StreamState> StreamState::create(DeviceState& device) {
@@ -32,6 +35,7 @@ StreamState::~StreamState() {
   // Its memory goes back in the order of the stream.
   recordings_.reset();
   scratch_.reset();
+  narrow_.reset();
   device_.destroy_stream(stream_);
 }
 
@@ -39,15 +43,37 @@ void StreamState::synchronize() {
   device_.fail_unless(nvb_stream_synchronize(stream_), "waiting for a stream");
 }
 
-// Queues the operations of a graph one by one.
+nvb_status StreamState::queue(const Work& work, char* narrow) {
+  if (work.kind == Work::Kind::Rotation) return run_rotation(device_, stream_, work.rotation);
+  if (work.kind == Work::Kind::Norm) {
+    const Tensor* output = work.norm.output;
+    if (output == nullptr || !plan_.is_narrow(output)) return run_norm(device_, stream_, work.norm, output);
+    const Tensor placed = plan_.narrowed(*output, narrow);
+    return run_norm(device_, stream_, work.norm, &placed);
+  }
+  const Tensor& node = *work.node;
+  const bool writes = plan_.is_narrow(&node), reads = node.source[1] != nullptr && plan_.is_narrow(node.source[1]);
+  if (!writes && !reads) return run_operation(device_, stream_, *scratch_, node);
+  Tensor placed = writes ? plan_.narrowed(node, narrow) : node;
+  Tensor input;
+  if (reads) {
+    input = plan_.narrowed(*node.source[1], narrow);
+    placed.source[1] = &input;
+  }
+  return run_operation(device_, stream_, *scratch_, placed);
+}
+
+// Queues the works of a graph one by one.
 nvb_status StreamState::queue(Graph* graph) {
-  const Host& host = device_.host();
-  for (int index = 0, count = host.nodes(graph); index < count; ++index) {
-    const Tensor& node = *host.node(graph, index);
-    if (!is_work(host, node)) continue;
-    const nvb_status status = run_operation(device_, stream_, *scratch_, node);
-    if (status == NVB_OK) continue;
-    device_.succeeded(status, host.op_name(node));
+  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", true), is_on("NVB_GGML_NARROW", !device_.is_cpu()));
+  char* narrow = nullptr;
+  if (plan_.narrow_bytes() != 0) {
+    const nvb_status status = narrow_->reserve(plan_.narrow_bytes(), &narrow);
+    if (!device_.succeeded(status, "allocating memory for results in 16 bits")) return status;
+  }
+  for (const Work& work : plan_.works()) {
+    const nvb_status status = queue(work, narrow);
+    if (device_.succeeded(status, device_.host().op_name(*work.node))) continue;
     return status;
   }
   return NVB_OK;
@@ -59,7 +85,9 @@ Status StreamState::compute(Graph* graph) {
   if (recordings_ == nullptr) {
     status = queue(graph);
   } else {
-    status = recordings_->compute(graph, [this, graph] { return queue(graph); }, [this] { return scratch_->memory(); });
+    status = recordings_->compute(
+        graph, [this, graph] { return queue(graph); },
+        [this] { return Recordings::Memory(scratch_->memory(), narrow_->memory()); });
   }
   if (status == NVB_OK) return STATUS_SUCCESS;
   const bool memory = status == NVB_ERROR_OUT_OF_MEMORY || status == NVB_ERROR_MEMORY_ALLOCATION;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.hpp"
+#include "graph_plan.hpp"
 #include "recordings.hpp"
 #include "scratch.hpp"
 
@@ -22,10 +23,14 @@ class StreamState {
  private:
   StreamState(DeviceState& device, nvb_stream* stream);
   nvb_status queue(Graph* graph);
+  nvb_status queue(const Work& work, char* narrow);
 
   DeviceState& device_;
   nvb_stream* stream_;
   std::unique_ptr<Scratch> scratch_;
+  // Of results in 16 bits.
+  std::unique_ptr<Scratch> narrow_;
+  GraphPlan plan_;
   // NULL where graphs run call by call.
   std::unique_ptr<Recordings> recordings_;
 };

@@ -3,6 +3,7 @@
 
 #include <nvbackend.h>
 
+#include <cfloat>
 #include <cstring>
 
 #include "ggml_abi.hpp"
@@ -187,6 +188,34 @@ inline float float_parameter(const Tensor& node, int index) {
   float value;
   std::memcpy(&value, &node.parameters[index], sizeof value);
   return value;
+}
+
+// 0 means a default to the library, and to the host that nothing is added.
+inline float given_epsilon(float epsilon) {
+  return epsilon == 0.0f ? FLT_MIN : epsilon;
+}
+
+// The bytes from the first element to the last.
+struct Extent {
+  const char* first;
+  const char* end;
+};
+inline Extent extent_of(const Tensor& tensor) {
+  const TypeTraits type = traits(tensor.type);
+  const char* first = static_cast<const char*>(tensor.data);
+  size_t bytes = type.block == 0 ? 0 : type.bytes * static_cast<size_t>(tensor.ne[0] / type.block);
+  if (type.block == 1) bytes = type.bytes + static_cast<size_t>(tensor.ne[0] - 1) * tensor.nb[0];
+  for (int axis = 1; axis < 4; ++axis) bytes += static_cast<size_t>(tensor.ne[axis] - 1) * tensor.nb[axis];
+  return {first, first + bytes};
+}
+inline bool are_apart(const Tensor& one, const Tensor& other) {
+  const Extent a = extent_of(one), b = extent_of(other);
+  return a.end <= b.first || b.end <= a.first;
+}
+// Whether both are the same elements of one type.
+inline bool is_same_place(const Tensor& one, const Tensor& other) {
+  return one.data == other.data && one.type == other.type && std::memcmp(one.ne, other.ne, sizeof one.ne) == 0 &&
+         std::memcmp(one.nb, other.nb, sizeof one.nb) == 0;
 }
 
 // Calls `each(i2, i3)` for the places of two outer axes.

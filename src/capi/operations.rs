@@ -110,12 +110,12 @@ pub struct nvb_rms_norm_args {
     pub post_weight: nvb_tensor,
     /// Optional [T, width], any float dtype.
     pub residual: nvb_tensor,
-    /// Optional [T, width], the residual's dtype; may be the same memory as `residual`. It, `output` or
+    /// Optional [T, width], the residual's dtype; may be the same memory as `residual` or `input`. It, `output` or
     /// `quantized_output` must be given.
     pub residual_output: nvb_tensor,
     /// Optional [width]; absent: s is scaled to unit root mean square only.
     pub weight: nvb_tensor,
-    /// Optional [T, width]; may be the same memory as `input`.
+    /// Optional [T, width]; may be the same memory as `input` or `residual`.
     pub output: nvb_tensor,
     /// 0: 1e-6.
     pub epsilon: f32,

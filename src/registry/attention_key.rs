@@ -219,7 +219,7 @@ mod tests {
         let place = prop::sample::select(vec![Place::Contiguous, Place::Ring, Place::Pages(1), Place::Pages(256)]);
         let numbers =
             (any::<bool>(), [0..12u32, 0..20, 0..30], prop::option::of(0..20u32), [1..600usize, 1..99, 1..577, 1..513]);
-        (numbers, place, [dtype.clone(), dtype.clone(), dtype], any::<[bool; FLAGS.len()]>()).prop_map(
+        (numbers, place, [dtype.clone(), dtype.clone(), dtype.clone(), dtype], any::<[bool; FLAGS.len()]>()).prop_map(
             |((is_prefill, powers, window, heads), place, dtypes, flags)| AttentionKey {
                 is_prefill,
                 sequences: 1 << powers[0],

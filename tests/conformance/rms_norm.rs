@@ -18,6 +18,8 @@ struct Case {
     /// Which of the optional tensors are given.
     parts: Parts,
     in_place: bool,
+    /// The sum takes the place of the input, and the output that of the residual.
+    crossed: bool,
     layout: Layout,
     epsilon: f32,
     offset: f32,
@@ -48,6 +50,7 @@ const CASE: Case = Case {
     output: DType::F32,
     parts: PARTS,
     in_place: false,
+    crossed: false,
     layout: PLAIN,
     epsilon: 1e-6,
     offset: 1.0,
@@ -88,21 +91,25 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let (post_weight, post_values) = given(parts.post_weight, run.normal(case.weight, &vector, layout, 0.3)?);
     let (weight, weight_values) = given(parts.weight, run.normal(case.weight, &vector, layout, 0.3)?);
     let (residual, residual_values) = given(parts.residual, run.normal(case.residual, &shape, layout, case.magnitude)?);
-    let residual_output = match (parts.residual_output, residual.filter(|_| case.in_place)) {
+    let (sum_place, output_place) = match case.crossed {
+        true => (Some(input), residual),
+        false => (residual.filter(|_| case.in_place), Some(input).filter(|_| case.in_place && case.input == case.output)),
+    };
+    let residual_output = match (parts.residual_output, sum_place) {
         (false, _) => None,
-        (true, Some(residual)) => {
-            run.allow_write(&residual);
-            Some(residual)
+        (true, Some(place)) => {
+            run.allow_write(&place);
+            Some(place)
         }
         (true, None) => Some(run.output(case.residual, &shape, layout)?),
     };
-    let output = match (parts.output, case.in_place && case.input == case.output) {
+    let output = match (parts.output, output_place) {
         (false, _) => None,
-        (true, true) => {
-            run.allow_write(&input);
-            Some(input)
+        (true, Some(place)) => {
+            run.allow_write(&place);
+            Some(place)
         }
-        (true, false) => Some(run.output(case.output, &shape, layout)?),
+        (true, None) => Some(run.output(case.output, &shape, layout)?),
     };
     let (mut sums, mut normed, mut terms) = (Vec::new(), Vec::new(), Vec::new());
     for (row, x) in x.chunks(case.columns.max(1)).take(case.rows).enumerate() {
@@ -186,6 +193,14 @@ fn sizes() {
     for (rows, columns) in [(0, 64), (1, 64), (2, 1), (5, 40), (257, 64), (1000, 128), (33, 256), (70_000, 4)] {
         cases.push(Case { rows, columns, ..CASE });
         cases.push(Case { rows, columns, parts: FUSED, in_place: true, ..CASE });
+        cases.push(Case { rows, columns, parts: FUSED, crossed: true, ..CASE });
+    }
+    for columns in [1000, 8192, 16385, 65_536] {
+        for dtype in FLOATS {
+            for parts in [FUSED, Parts { post_weight: false, ..FUSED }] {
+                cases.push(Case { columns, parts, crossed: true, input: dtype, residual: dtype, output: dtype, ..CASE });
+            }
+        }
     }
     check("rms_norm", &cases, test);
 }

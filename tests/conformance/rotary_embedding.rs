@@ -28,6 +28,10 @@ struct Case {
     placement: Placement,
     in_place: bool,
     last_position: i32,
+    /// The dtype of the norm's weights.
+    norm: Option<DType>,
+    /// Rows of the output, which the tokens go to from the last one downwards, every second of them.
+    rows: Option<usize>,
 }
 
 const CASE: Case = Case {
@@ -45,6 +49,8 @@ const CASE: Case = Case {
     placement: ROW_MAJOR,
     in_place: false,
     last_position: 1000,
+    norm: None,
+    rows: None,
 };
 
 /// Angle per position and factor of the elements, as the formula has them.
@@ -108,9 +114,32 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     if case.factors {
         args.frequency_factors = c_tensor(&run.tensor(DType::F32, &[factors.len()], PLAIN, &factors)?);
     }
+    let mut turned_from = x.clone();
+    if let Some(dtype) = case.norm {
+        let (weight, values) = run.normal(dtype, &[head_dim], PLAIN, 0.3)?;
+        args.norm_weight = c_tensor(&weight);
+        args.epsilon = 1e-3;
+        for head in turned_from.chunks_mut(head_dim) {
+            let mean = head.iter().map(|x| x * x).sum::<f64>() / head_dim as f64;
+            let inverse = 1.0 / (mean + f64::from(1e-3f32)).sqrt();
+            head.iter_mut().zip(&values).for_each(|(x, weight)| *x *= inverse * weight);
+        }
+    }
+    let x = turned_from;
+    // Places of the tokens in the output.
+    let place = |token: usize| case.rows.map_or(token, |rows| rows - 1 - 2 * token);
+    let mut places_of_tokens: Vec<i32> = (0..tokens).map(|token| place(token) as i32).collect();
+    if case.rows.is_some() {
+        // The low halves of 64-bit numbers.
+        places_of_tokens = places_of_tokens.iter().flat_map(|&row| [row, -1]).collect();
+        args.rows = c_tensor(&run.integers(&places_of_tokens)?);
+        (args.rows.shape[0], args.rows.strides[0]) = (tokens as i64, 2);
+    }
+    let [batch, _, heads, _] = case.shape;
+    let shape_of_output = [batch, case.rows.unwrap_or(tokens), heads, head_dim];
     let output = match case.in_place {
         true => input,
-        false => ROW_MAJOR.output(run, case.dtypes[1], case.shape)?,
+        false => ROW_MAJOR.output(run, case.dtypes[1], shape_of_output)?,
     };
     run.allow_write(&output);
     args.output = c_tensor(&output);
@@ -124,10 +153,11 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
 
     // An angle is off by its share of two roundings to f32, of which a rotation makes as much of its pair.
     let (mut reference, mut slack) = (Vec::new(), Vec::new());
+    let normed = if case.norm.is_some() { 16.0 } else { 0.0 };
     for (number, [_, token, _, element]) in places(case.shape).into_iter().enumerate() {
         let Some(place) = element.checked_sub(case.first).filter(|&place| place < rotary_dim) else {
             reference.push(x[number]);
-            slack.push(0.0);
+            slack.push(normed * x[number].abs());
             continue;
         };
         let (pair, is_second, partner) = match case.pairs {
@@ -142,9 +172,63 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
             true => x[number - partner] * angle.sin() + x[number] * angle.cos(),
         };
         reference.push(turned * magnitude);
-        slack.push((angle.abs() * 4.0 + 8.0) * 4.0 * magnitude);
+        slack.push((angle.abs() * 4.0 + 8.0 + normed) * 4.0 * magnitude);
     }
-    run.expect_summed("output", &output, &reference, &slack)
+    let Some(rows) = case.rows else { return run.expect_summed("output", &output, &reference, &slack) };
+    // Token by token, because rows that are not named stay as they were.
+    let width = heads * head_dim;
+    for token in 0..tokens {
+        let mut row = output;
+        (row.rank, row.shape, row.strides) = (2, [1, width, 1, 1], [width, 1, 1, 1]);
+        row.data = row.data.wrapping_byte_add(place(token) * width * output.dtype.size());
+        let of = token * width..(token + 1) * width;
+        run.expect_summed(&format!("row {} of {rows}", place(token)), &row, &reference[of.clone()], &slack[of])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn norms_and_rows() {
+    let mut cases = Vec::new();
+    for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+        for norm in FLOATS.map(Some).into_iter().chain([None]) {
+            for (shape, rows) in [([1, 5, 3, 32], 9), ([1, 1, 8, 256], 300), ([1, 3, 1, 80], 5), ([1, 0, 2, 64], 4)] {
+                for output in FLOATS {
+                    let case = Case { pairs, norm, shape, dtypes: [DType::F32, output], ..CASE };
+                    cases.push(Case { rows: Some(rows), ..case });
+                    cases.push(case);
+                }
+            }
+            cases.push(Case { pairs, norm, in_place: true, ..CASE });
+            cases.push(Case { pairs, norm, shape: [2, 4, 11, 96], rotary_dim: 48, first: 16, magnitude: 0.25, ..CASE });
+            cases.push(Case { pairs, norm, placement: SWAPPED, in_place: true, factors: true, ..CASE });
+        }
+    }
+    check("rotary_embedding", &cases, test);
+}
+
+#[test]
+fn rows_outside_the_output() {
+    check("rotary_embedding", &[-1, 4], |run, &row| {
+        let input = run.tensor(DType::F32, &[2, 1, 16], PLAIN, &[1.0; 32])?;
+        let output = run.tensor(DType::F32, &[4, 1, 16], PLAIN, &[7.0; 64])?;
+        run.allow_write(&output);
+        let mut args: nvb_rotary_embedding_args = init();
+        (args.input, args.output) = (c_tensor(&input), c_tensor(&output));
+        args.positions = c_tensor(&run.integers(&[0, 0])?);
+        args.rows = c_tensor(&run.integers(&[row, 2])?);
+        // SAFETY: as in `test`.
+        let result = run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &args, stream) });
+        let on_cpu = run.device.is_cpu();
+        if on_cpu {
+            expect_error(result, Status::InvalidArgument, &[&format!("token 0 goes to row {row}"), "4 rows"])?;
+        } else {
+            result?;
+        }
+        let left = |place: usize| if place / 16 == 2 && !on_cpu { 1.0 } else { 7.0 };
+        let reference: Vec<f64> = (0..64).map(left).collect();
+        run.expect("output", &output, &reference)
+    });
 }
 
 #[test]
@@ -218,6 +302,7 @@ fn what_is_refused() {
         let output = run.output(DType::F32, &[3, 2, 16], PLAIN)?;
         let positions = run.integers(&[0, 1, 2])?;
         let factors = run.tensor(DType::F32, &[8], PLAIN, &[1.0; 8])?;
+        let run_weight = run.tensor(DType::F32, &[16], PLAIN, &[1.0; 16])?;
         let four = run.tensor(DType::I32, &[4, 3], PLAIN, &[0.0; 12])?;
         let mut good: nvb_rotary_embedding_args = init();
         (good.input, good.output, good.positions) = (c_tensor(&input), c_tensor(&output), c_tensor(&positions));
@@ -252,6 +337,33 @@ fn what_is_refused() {
         refused(&|args| args.frequency_factors.shape[0] = 7, &["frequency_factors", "[8]"])?;
         refused(&|args| args.frequency_factors.dtype = DType::F16 as u32, &["frequency_factors", "f32"])?;
         refused(&|args| args.output.shape[0] = 2, &["output", "shape"])?;
+        refused(&|args| args.norm_weight = c_tensor(&factors), &["norm_weight", "[16]"])?;
+        refused(&|args| args.rows = c_tensor(&factors), &["rows", "i32"])?;
+        let two = run.integers(&[0, 1])?;
+        refused(&|args| args.rows = c_tensor(&two), &["rows", "[3]"])?;
+        refused(
+            &|args| {
+                args.rows = c_tensor(&positions);
+                args.output = args.input;
+            },
+            &["output", "input"],
+        )?;
+        refused(
+            &|args| {
+                args.norm_weight = c_tensor(&run_weight);
+                args.epsilon = -1.0;
+            },
+            &["epsilon is -1"],
+        )?;
+        let batches = run.output(DType::F32, &[2, 3, 2, 16], PLAIN)?;
+        let more = run.tensor(DType::F32, &[2, 3, 2, 16], PLAIN, &[1.0; 192])?;
+        refused(
+            &|args| {
+                (args.input, args.output) = (c_tensor(&more), c_tensor(&batches));
+                args.rows = c_tensor(&positions);
+            },
+            &["output"],
+        )?;
         refused(&|args| args.output.strides = [0, 16, 1, 0], &["output", "overlap"])?;
         refused(&|args| args.positions.data = output.data, &["positions", "output"])?;
         refused(&|args| args.output.data = input.data.wrapping_byte_add(4), &["output", "input"])

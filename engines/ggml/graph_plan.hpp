@@ -1,0 +1,84 @@
+// What is done for a graph of the host: its nodes one by one, or several in one call of the library, and which results
+// are kept in 16 bits because only products with 16-bit weights read them.
+//
+// Nodes are done together only where they follow one another, and where nobody but the next of them reads what lies
+// between: neither another node, as the host's use counts tell, nor the host itself. The call then has the place of the
+// last of them, and memory that it writes before all of it is read must not be what it reads.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "graph_key.hpp"
+#include "operations.hpp"
+
+namespace nvb_ggml {
+
+// b = post_norm ? post_norm(input) · post_weight : input; sum = residual + b; output = norm(sum) · weight
+struct NormWork {
+  const Tensor* input = nullptr;
+  const Tensor* post_weight = nullptr;
+  const Tensor* residual = nullptr;
+  const Tensor* sum = nullptr;  // the node whose value the sum is
+  const Tensor* weight = nullptr;
+  const Tensor* output = nullptr;  // the node whose value the normalised sum is
+  float epsilon = 0.0f;
+};
+
+// A rotation after the norm of each head, times a factor, whose rows may go to a cache.
+struct RotationWork {
+  const Tensor* rope = nullptr;
+  const Tensor* input = nullptr;
+  const Tensor* weight = nullptr;  // of the norm; NULL: none
+  const Tensor* output = nullptr;
+  const Tensor* rows = nullptr;  // numbers of the output's rows; NULL: none
+  float epsilon = 0.0f;
+  float factor = 1.0f;
+};
+
+struct Work {
+  enum class Kind : uint8_t { Node, Norm, Rotation } kind = Kind::Node;
+  const Tensor* node = nullptr;  // the first, for messages
+  NormWork norm;
+  RotationWork rotation;
+};
+
+class GraphPlan {
+ public:
+  // `joins`: whether nodes are done together; `narrows`: whether results are kept in 16 bits.
+  void read(const Host& host, Graph* graph, bool joins, bool narrows);
+
+  const std::vector<Work>& works() const { return works_; }
+  // Bytes that results in 16 bits take, and where one of them, or a view of one, lies in them.
+  size_t narrow_bytes() const { return narrow_bytes_; }
+  bool is_narrow(const Tensor* tensor) const { return narrow_.count(tensor) != 0; }
+  // The tensor as it lies in such memory.
+  Tensor narrowed(const Tensor& tensor, char* memory) const;
+
+ private:
+  struct Narrow {
+    int32_t type;
+    size_t at;
+  };
+
+  bool is_read_by_next_alone(const Tensor* tensor) const;
+  size_t join_norm(size_t first, Work& work) const;
+  size_t join_rotation(size_t first, Work& work) const;
+  void find_narrow(const Host& host);
+
+  Graph* graph_ = nullptr;
+  const Host* host_ = nullptr;
+  std::vector<const Tensor*> nodes_;
+  std::vector<Work> works_;
+  std::map<const Tensor*, Narrow> narrow_;
+  size_t narrow_bytes_ = 0;
+};
+
+// Whether the library computes the work: addresses, strides and types.
+bool fits_one_call(const Host& host, const NormWork& work);
+bool fits_one_call(const Host& host, const RotationWork& work);
+// Queues it. `output` has the values of the norm's output.
+nvb_status run_norm(const DeviceState& device, nvb_stream* stream, const NormWork& work, const Tensor* output);
+nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work);
+
+}  // namespace nvb_ggml
