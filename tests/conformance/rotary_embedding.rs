@@ -304,6 +304,9 @@ fn what_is_refused() {
         let factors = run.tensor(DType::F32, &[8], PLAIN, &[1.0; 8])?;
         let run_weight = run.tensor(DType::F32, &[16], PLAIN, &[1.0; 16])?;
         let four = run.tensor(DType::I32, &[4, 3], PLAIN, &[0.0; 12])?;
+        let two = run.integers(&[0, 1])?;
+        let batches = run.output(DType::F32, &[2, 3, 2, 16], PLAIN)?;
+        let more = run.tensor(DType::F32, &[2, 3, 2, 16], PLAIN, &[1.0; 192])?;
         let mut good: nvb_rotary_embedding_args = init();
         (good.input, good.output, good.positions) = (c_tensor(&input), c_tensor(&output), c_tensor(&positions));
         good.frequency_factors = c_tensor(&factors);
@@ -339,7 +342,6 @@ fn what_is_refused() {
         refused(&|args| args.output.shape[0] = 2, &["output", "shape"])?;
         refused(&|args| args.norm_weight = c_tensor(&factors), &["norm_weight", "[16]"])?;
         refused(&|args| args.rows = c_tensor(&factors), &["rows", "i32"])?;
-        let two = run.integers(&[0, 1])?;
         refused(&|args| args.rows = c_tensor(&two), &["rows", "[3]"])?;
         refused(
             &|args| {
@@ -355,8 +357,6 @@ fn what_is_refused() {
             },
             &["epsilon is -1"],
         )?;
-        let batches = run.output(DType::F32, &[2, 3, 2, 16], PLAIN)?;
-        let more = run.tensor(DType::F32, &[2, 3, 2, 16], PLAIN, &[1.0; 192])?;
         refused(
             &|args| {
                 (args.input, args.output) = (c_tensor(&more), c_tensor(&batches));
