@@ -38,11 +38,12 @@
 //   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Configuration · Memory
 //             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
-//             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
-//             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Operations over strided tensors · Rows of plain tensors · Blocks of files as plain tensors ·
-//             Workspace of the caller's · Graphs · Optimising graphs · Graphs in FP8 · Validating graphs · Profiling
-//             graphs · Profiling · Tuning · Tuning attention · Kernels.
+//             Weights: formats of files · Weights · GGUF files · KV cache · Sequences in host memory and files ·
+//             Attention · Merging attention · Planning attention · Heads in FP8 · Operations of a layer · Batched and
+//             grouped products · Elementwise operations and sampling · Operations over strided tensors · Rows of
+//             plain tensors · Blocks of files as plain tensors · Workspace of the caller's · Graphs · Optimising
+//             graphs · Graphs in FP8 · Validating graphs · Profiling graphs · Decisions about graphs · Profiling ·
+//             Tuning · Tuning attention · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -194,6 +195,23 @@ typedef struct nvb_gguf nvb_gguf;
 // After an `nvb_memory_sleep` that discards contents the page table is gone like the keys: release every sequence before it is
 // used again.
 typedef struct nvb_kv_cache nvb_kv_cache;
+
+// Page-locked host memory for one sequence of a KV cache, and a stream of its own on which the sequence is copied there and
+// back while other streams work. The cache stays alive with it.
+//
+// What waits for what: `nvb_kv_swap_out` and `nvb_kv_swap_in` return at once. Their copies wait for the work that is queued on
+// the `stream` that they are given, and for the swap's own copies before; no stream waits for them until `nvb_kv_swap_wait` says
+// so, and the host not until `nvb_kv_swap_synchronize`. So between an out and its wait nothing may append to the sequence,
+// truncate or release it, and between an in and its wait no work may read it:
+//
+//     nvb_kv_swap_out(swap, sequence, stream);  …  nvb_kv_swap_wait(swap, stream);  nvb_kv_cache_release(cache, sequence, stream);
+//     nvb_kv_swap_in(swap, other, stream);      …  nvb_kv_swap_wait(swap, stream);  the next step of `other`
+//
+// The image stays in the swap until the next out, and may come in more than once, to any sequence of the cache. Of FP8 it is what
+// is stored, without the scales, which are the engine's.
+//
+// Threads: one at a time uses a swap.
+typedef struct nvb_kv_swap nvb_kv_swap;
 
 // softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
 //
@@ -407,11 +425,32 @@ static inline void nvb_build_info_init(nvb_build_info *value) {
 // `nvb_tensor.dtype`: 32-bit signed integer (tokens, positions, sequences).
 #define NVB_DTYPE_I32 4
 
-// FP8 E4M3 (OCP, without infinities; largest 448): keys and values in a cache, which have scales; no operation's tensor.
+// FP8 E4M3 (OCP, without infinities; largest 448): queries, keys and values of attention, which have scales. `nvb_convert_heads`
+// writes them; no other operation takes them.
 #define NVB_DTYPE_FP8_E4M3 5
 
 // FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
 #define NVB_DTYPE_FP8_E5M2 6
+
+// Keys or values of a cache in INT8 with a scale for each token and head; no operation's tensor, as are the two below. A row, the
+// key or value of `dim` elements of one token and head, is so many bytes:
+// - the values: a signed byte an element; of `NVB_DTYPE_KV_Q4_0` 16 bytes for every 32 elements;
+// - from the next multiple of 4 bytes the scales: one f32; of `_KV_Q8_0` and `_KV_Q4_0` one f16 for every 32 elements;
+// - zeros up to a multiple of 16 bytes, at which every row begins.
+//
+// An element is its scale times its value. The scale is max |x| / 127 of those that share it, and a value is x / scale, to
+// nearest, ties to even. Where one of them is not finite the scale is NaN.
+// For 128 elements a row has 144 bytes, for 64 it has 80.
+#define NVB_DTYPE_KV_INT8 7
+
+// As `NVB_DTYPE_KV_INT8`, with an f16 scale for every 32 elements, which is rounded before it divides and is at most 65504; values
+// saturate. These are the numbers of ggml's blocks Q8_0.
+#define NVB_DTYPE_KV_Q8_0 8
+
+// As `NVB_DTYPE_KV_Q8_0` in 4 bits, as in ggml's blocks Q4_0: the scale is m / −8, m being the element of the largest magnitude and
+// the positive one of two; byte i of a block has element i in its low and i + 16 in its high half; a half is
+// ⌊x / scale + 8.5⌋, 0 to 15, and its value half − 8. For 128 elements a row has 80 bytes, for 64 it has 48.
+#define NVB_DTYPE_KV_Q4_0 9
 
 // A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 // argument structs; an all-zero tensor stands for "absent" where a call says optional.
@@ -2181,8 +2220,11 @@ typedef struct {
   uint32_t values_in_keys;
   // Tokens that a sequence can have: no position reaches this number.
   uint32_t capacity;
-  // `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+  // Of keys: `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3`, `_FP8_E5M2`, `_KV_INT8`, `_KV_Q8_0` or `_KV_Q4_0`; 0: BF16 on CUDA,
+  // F32 on the CPU, or that of `memory`. What an append rounds to the last three has its scales in the cache.
   uint32_t dtype;
+  // Of values, any of these; 0: that of keys. With `values_in_keys` it is that of keys, and none of the last three.
+  uint32_t value_dtype;
   // Tokens of a page, 1 to 256; 0: no pages.
   uint32_t page_tokens;
   // Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
@@ -2193,13 +2235,14 @@ typedef struct {
   uint32_t max_append;
   // NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
   // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
-  // value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+  // value_dim for head_dim, with any strides, the same for all keys and for all values. Of `NVB_DTYPE_KV_…` the last extent
+  // is a row's bytes, and address and strides are multiples of 16. With `values_in_keys` the values of a
   // layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
   // never happen, so its content may be anything.
   const nvb_tensor *memory;
   // 2 · `layers`, or 0.
   size_t memory_count;
-  // Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+  // Optional, of keys in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
   // used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
   // Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
   // over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
@@ -2226,8 +2269,10 @@ typedef struct {
   uint32_t sequences;
 } nvb_kv_cache_usage;
 
-// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
-// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
+// Creates a cache, contents undefined: layers · kv_heads rows of a key and of a value for each token that there is room for, and an
+// I32 page table where there are pages; nothing but the handle over the engine's `memory`. `NVB_DTYPE_…` says what a row takes: a
+// token of 128 elements and as many values takes 512 bytes in BF16, 256 in FP8, 288 in INT8 and Q8_0 and 160 in Q4_0, for
+// each layer and head.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend,
                                const nvb_kv_cache_options *options,
@@ -2303,6 +2348,67 @@ static inline void nvb_kv_cache_usage_init(nvb_kv_cache_usage *value) {
   value->struct_size = sizeof *value;
 }
 
+// Sequences in host memory and files ------------------------------------------------------------------------------
+//
+// The object `nvb_kv_swap`: page-locked memory that a cache's sequence is copied to and back from while other streams
+// work; and a sequence in a file.
+
+// Creates a swap with room for any `tokens` tokens of a sequence of `cache`. Allocates page-locked memory, which takes its time:
+// keep swaps, and use them again.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (more tokens than a sequence of the cache can have), `NVB_ERROR_OUT_OF_MEMORY`,
+// `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_swap_create(const nvb_kv_cache *cache,
+                              uint32_t tokens,
+                              nvb_kv_swap **swap);
+
+// Destroys the handle; NULL is fine. Waits for its copies.
+nvb_status nvb_kv_swap_destroy(nvb_kv_swap *swap);
+
+// Queues the copy of all tokens of `sequence` to the swap, behind the work on `stream`. The sequence keeps them.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (no tokens, more than there is room for, a capture, memory that sleeps, a stream that is
+// explained or recorded).
+NVB_MUST_USE nvb_status nvb_kv_swap_out(nvb_kv_swap *swap,
+                           uint32_t sequence,
+                           nvb_stream *stream);
+
+// Gives `sequence`, which must hold nothing, the tokens of the swap: takes its pages as `nvb_kv_cache_reserve` does, on `stream`,
+// and queues the copy behind the work there.
+// Errors: those of `nvb_kv_swap_out`, `NVB_ERROR_INVALID_ARGUMENT` if the sequence holds tokens or the swap none, and
+// `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free; nothing has changed then.
+NVB_MUST_USE nvb_status nvb_kv_swap_in(nvb_kv_swap *swap,
+                          uint32_t sequence,
+                          nvb_stream *stream);
+
+// Work queued on `stream` from now on waits for the swap's last copies. Does not block the host.
+NVB_MUST_USE nvb_status nvb_kv_swap_wait(nvb_kv_swap *swap, nvb_stream *stream);
+
+// Waits until the swap's copies have finished, and returns the first error that any of them met.
+NVB_MUST_USE nvb_status nvb_kv_swap_synchronize(nvb_kv_swap *swap);
+
+// Writes the tokens that the swap holds, 0 before the first out, and its bytes of page-locked memory.
+NVB_MUST_USE nvb_status nvb_kv_swap_get_size(const nvb_kv_swap *swap, uint32_t *tokens, uint64_t *bytes);
+
+// Writes all tokens of `sequence` to the file at `path`, which is made, or replaced as a whole; only a regular file is. Waits for
+// the work on `stream`. The file says what it is (a mark and a version, the cache's geometry and dtypes, the tokens), and has sums
+// over that and over the content. Of FP8 it has no scales. What lies behind the last token in a page is written as zeros.
+// Errors: `NVB_ERROR_IO`; `NVB_ERROR_INVALID_ARGUMENT` (a sequence without tokens, and those of `nvb_kv_swap_out`);
+// `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_cache_save(const nvb_kv_cache *cache,
+                             uint32_t sequence,
+                             const char *path,
+                             nvb_stream *stream);
+
+// Gives `sequence`, which must hold nothing, the tokens that `nvb_kv_cache_save` has written, of this cache or of one with the
+// same layers, heads, dims, dtypes, page_tokens and ring. Waits for the copies. The file is refused before memory is taken for
+// its content where mark, version, geometry or length do not fit, and before anything is copied where a sum does not.
+// Errors: `NVB_ERROR_IO` (no regular file, no such file, one that was shortened or changed), `NVB_ERROR_INVALID_ARGUMENT` (a cache
+// of another geometry, with both numbers; a sequence that holds tokens), `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free.
+// Nothing has changed then.
+NVB_MUST_USE nvb_status nvb_kv_cache_restore(nvb_kv_cache *cache,
+                                uint32_t sequence,
+                                const char *path,
+                                nvb_stream *stream);
+
 // Attention -------------------------------------------------------------------------------------------------------
 //
 // The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).
@@ -2372,6 +2478,10 @@ typedef struct {
   // are all hidden gives output 0 and lse −inf. Causal mask and window hold as well. Dense [B or 1, query_heads or 1, N or 1,
   // at least M], ragged [1, query_heads or 1, T or 1, at least the longest sequence's keys]; leading axes of 1 may be left
   // out, and strides may be 0. Read when the stream gets there.
+  //
+  // Or I32, a bit a key: of the same shape with words of 32 keys as the last axis, where bit k mod 32 of word ⌊k / 32⌋ is 1 if the
+  // row sees key k. Tiles that no row sees anything of are left out. Packed training sequences, several documents in one row, need
+  // no mask: they are ragged sequences, whose `query_starts` and `key_starts` are where the documents begin.
   nvb_tensor mask;
   // Optional, F32 [1] or [kv_heads] in device memory, for queries in FP8: (query · scale) is what a query element counts, of
   // each head that reads the key/value head. Absent: 1. Whoever rounds to FP8 computes the scale before, usually
@@ -2404,6 +2514,17 @@ typedef struct {
   nvb_tensor sinks;
   // Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
   nvb_tensor alibi_slopes;
+  // Optional, host memory, `sequence_count` or B entries: the first so many keys of a sequence are seen by all of its rows,
+  // whatever the causal mask says (PrefixLM: a prompt or an image that is read both ways). A window is then |q − k| < window. Excludes
+  // lengths in device memory and a bidirectional attention.
+  const int32_t *prefix_lengths;
+  // Optional, I32 [T], dense [B, N], in device memory, contiguous: the rows of a sequence are a tree of up to 64 draft tokens that
+  // are to be verified. Entry j of a sequence of n rows is the number of the row, 0 to j − 1, that its row j follows, or −1; other
+  // numbers count as −1. Row j, whose key is key L − n + j, sees the L − n keys before the tree, itself and the rows that it comes
+  // from. A row with d such rows stands at position L − n + d: there its query and key are to be rotated before the append, which
+  // `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, slopes and `prefix_lengths`
+  // (`NVB_ERROR_ATTENTION`).
+  nvb_tensor tree_parents;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
@@ -2482,8 +2603,9 @@ NVB_MUST_USE nvb_status nvb_attention_create(const nvb_backend *backend,
 nvb_status nvb_attention_destroy(nvb_attention *attention);
 
 // Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
-// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise or
-// allocate; may be captured with the host arrays as they are then.
+// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise;
+// may be captured with the host arrays as they are then. On CUDA the keys of few query rows are divided among the multiprocessors,
+// for which the first such call with more rows or parts may allocate workspace (`nvb_attention_prefill_get_workspace_size`).
 // Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
 // score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
@@ -2589,7 +2711,7 @@ typedef struct {
   uint32_t kv_length;
   // 0: a decode. 1: a prefill.
   uint32_t prefill;
-  // `NVB_DTYPE_…` of queries and of outputs; 0: the cache's, BF16 over a cache in FP8.
+  // `NVB_DTYPE_…` of queries and of outputs; 0: that of the cache's keys, BF16 where those are no floats of 16 or 32 bits.
   uint32_t query_dtype;
   uint32_t output_dtype;
 } nvb_attention_shape;
@@ -2684,6 +2806,60 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
   value->struct_size = sizeof *value;
 }
 
+// Heads in FP8 ----------------------------------------------------------------------------------------------------
+//
+// Heads of queries, keys and values rounded to FP8 by scales of heads, rotated before that if asked.
+
+// output = round(rotate(x) / scale) for each head of queries, keys or values: what attention over FP8 tensors, or over a cache in
+// FP8, wants them to be.
+//
+// **Rotation** (`rotate`): a head's elements change their signs by `seed`, and each block of b elements is multiplied by the
+// Hadamard matrix of size b over √b, where b is the largest power of two that divides head_dim (64 of 64, 192 and 576, 32 of 96). That
+// is orthogonal: q · k stays what it is where queries and keys are rotated by one seed, and an outlier becomes b elements of 1/√b of its
+// size before they are rounded (FlashAttention 3's incoherent processing, Shah et al. 2024). It comes after norm and rotary embedding.
+// Values are not to be rotated: the output would be.
+//
+// How it goes with the other calls:
+// - FP8 attention over tensors: `nvb_rope` without a cache; this call for queries (`scales` of kv_heads entries) and for keys, both
+//   with `rotate` and one seed, and for values without; then `nvb_attention_prefill` with the scales as `query_scale`, `key_scale`
+//   and `value_scale`.
+// - A cache in FP8: `nvb_rope` without a cache; this call in place for queries and for keys, with float outputs and without scales;
+//   then `nvb_kv_cache_append`, which divides by the cache's `key_scales` and rounds; then attention. All calls that write or read
+//   the cache rotate by one seed. The cache's scales are made from rotated keys: this call writes them with `write_scales`
+//   over the keys of a calibration text.
+typedef struct {
+  size_t struct_size;
+  // [.., heads, head_dim] of rank 2 to 4, any float dtype and any strides; head_dim a multiple of 8 up to 576. Strides of 1 along
+  // head_dim with heads on 16-byte boundaries run fastest.
+  nvb_tensor input;
+  // The shape of `input`; a float dtype, `NVB_DTYPE_FP8_E4M3` or `_FP8_E5M2`, any strides. It may be `input`.
+  nvb_tensor output;
+  // Optional, with an FP8 output: F32 [n] in device memory, n a divisor of heads; entry i is the scale of heads / n neighbouring heads.
+  // Read when the stream gets there, or written with `write_scales`. Absent: 1.
+  nvb_tensor scales;
+  // Where bit i mod 64 of number ⌊i / 64⌋ that SplitMix64 (Steele et al. 2014) makes from `seed` is 1, element i changes its sign.
+  uint64_t seed;
+  // 1: heads are rotated. 0: they are not.
+  uint32_t rotate;
+  // 1: the call computes `scales` first: max |rotate(x)| over all elements of a scale's heads, / 448 (E4M3) or / 57344 (E5M2). Without
+  // tokens they become 0. 0: `scales` are read.
+  uint32_t write_scales;
+} nvb_convert_heads_args;
+
+// Queues a conversion of heads. Sums, products and the division are f32, with one rounding at the store, to nearest even; FP8
+// saturates. With a scale of 0 the quotients are 0. NaN makes its block NaN where heads are rotated, and the scales that are
+// written from it. Equal inputs give equal bits on every device. Does not allocate or synchronise; may be captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for shapes, dtypes and strides that do not fit, for scales of a float output, and for an
+// output that overlaps the input without being it.
+NVB_MUST_USE nvb_status nvb_convert_heads(const nvb_backend *backend,
+                             const nvb_convert_heads_args *args,
+                             nvb_stream *stream);
+
+static inline void nvb_convert_heads_args_init(nvb_convert_heads_args *value) {
+  memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+}
+
 // Operations of a layer -------------------------------------------------------------------------------------------
 //
 // What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary
@@ -2756,8 +2932,10 @@ static inline void nvb_attention_measurement_init(nvb_attention_measurement *val
 
 #define NVB_OPERATION_L2_NORM 25
 
+#define NVB_OPERATION_CONVERT_HEADS 26
+
 // The operations of this header; a later library may have more.
-#define NVB_OPERATION_COUNT 26
+#define NVB_OPERATION_COUNT 27
 
 // `layout`: [N, C, …], as PyTorch has images.
 #define NVB_LAYOUT_NCHW 0
@@ -3672,8 +3850,15 @@ NVB_MUST_USE nvb_status nvb_grouped_linear_get_workspace_size(const nvb_backend 
 // Writes the bytes of workspace that `nvb_matmul` needs with these arguments; see `nvb_linear_get_workspace_size`.
 NVB_MUST_USE nvb_status nvb_matmul_get_workspace_size(const nvb_backend *backend, const nvb_matmul_args *args, size_t *bytes);
 
+// Writes the bytes of workspace that `nvb_attention_prefill` takes with these arguments; see `nvb_linear_get_workspace_size`. Few
+// tiles of query rows over many keys take some, for partial results; on a stream whose workspace is smaller the call runs all the
+// same, without dividing the keys.
+NVB_MUST_USE nvb_status nvb_attention_prefill_get_workspace_size(const nvb_attention *attention,
+                                                    const nvb_attention_prefill_args *args,
+                                                    size_t *bytes);
+
 // Writes the bytes of workspace that `nvb_attention_decode` needs with these arguments; see
-// `nvb_linear_get_workspace_size`. `nvb_attention_prefill` needs none.
+// `nvb_linear_get_workspace_size`.
 NVB_MUST_USE nvb_status nvb_attention_decode_get_workspace_size(const nvb_attention *attention,
                                                    const nvb_attention_decode_args *args,
                                                    size_t *bytes);
@@ -3760,10 +3945,16 @@ NVB_MUST_USE nvb_status nvb_graph_end(nvb_graph *graph,
 // does the first after an `nvb_memory_sleep` and after a shared workspace has grown: on a GPU it captures a CUDA graph, for which
 // it takes workspace out of the backend's memory, waits for the last launch with it, and loads kernels; later ones allocate nothing.
 // Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
-// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. May be captured
-// once it was launched. Profiling (`nvb_metrics_…`) does not count what a launch runs.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend),
-// `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
+// graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. Profiling
+// (`nvb_metrics_…`) does not count what a launch runs.
+//
+// On a stream that the caller captures into a CUDA graph of its own, the recorded operations become nodes of that graph, with the
+// workspace of this one, which must have been launched before. The caller's graph may be launched as long as this handle lives, also
+// after another optimisation or recapture of this graph, until memory sleeps; the library does not see when, so the caller orders
+// its launches and those of this graph, and of graphs that share its workspace, one after the other. An error leaves the operations
+// before it in the caller's capture.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was not recorded; memory that it names sleeps; a stream of another backend; a
+// stream that is captured, and the graph was not launched before), `NVB_ERROR_OUT_OF_MEMORY`, and what the operations themselves report, with the node's number: the nodes before it were queued.
 NVB_MUST_USE nvb_status nvb_graph_launch(nvb_graph *graph,
                             nvb_stream *stream);
 
@@ -4185,6 +4376,41 @@ static inline void nvb_graph_profile_options_init(nvb_graph_profile_options *val
   memset(value, 0, sizeof *value);
   value->struct_size = sizeof *value;
 }
+
+// Decisions about graphs ------------------------------------------------------------------------------------------
+//
+// What optimisations and conversions of graphs decided, in a file that makes the next ones instant.
+
+// Writes what the last `nvb_graph_optimize` and the last `nvb_graph_convert_fp8` decided to the file at `path`: which passes run and
+// how exact they must be, which products are in FP8 with their marks and errors, and the times and errors that were measured. A
+// program that records the same list again loads them instead of measuring. The list itself is not written, since recording it takes
+// less than reading it would: a few microseconds an operation; nor are tuned kernels, which a tuning file keeps.
+//
+// `key` says what the errors were measured with, such as the name and date of the model's file: the values of weights are no part of
+// the file. At most 4,096 bytes; NULL is "". The file is new, or replaces one of this kind as a whole.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (the graph was neither optimised nor converted), `NVB_ERROR_IO` (with the path; a file of
+// something else or what is no regular file is left as it is).
+NVB_MUST_USE nvb_status nvb_graph_write_decisions(const nvb_graph *graph,
+                                     const char *path,
+                                     const char *key);
+
+// Optimises the recorded list, and converts it to FP8, as the decisions in the file at `path` say, for all launches that follow.
+// Nothing is measured: the report and the FP8 info have the times and errors of the file, and say so. Passes and conversion check what
+// they always check, so a rewrite that is not possible any more is left out; nothing in a file becomes an address or a shape.
+//
+// The list must be the one that the decisions were made for: the same operations in the same order with the same shapes, dtypes and
+// numbers, the same memory in common, and the same marks of internal memory; addresses may differ. Device, driver, cuBLASLt and build
+// of the library must be those of the file, and `key` the one that was saved. Where it fails with `NVB_ERROR_IO` or
+// `NVB_ERROR_INVALID_ARGUMENT`, an engine optimises as if there were no file, and saves that.
+//
+// Weights are converted on `stream` (NULL: the backend's default stream), which is waited for if there are any.
+// Errors: `NVB_ERROR_IO` (no such file, a damaged one, one of another device, driver or build, with the reason),
+// `NVB_ERROR_INVALID_ARGUMENT` (nothing was recorded; another list or key; a stream that is recorded, explained or captured),
+// `NVB_ERROR_OUT_OF_MEMORY`, and those of `nvb_graph_convert_fp8`. The graph is then as before.
+NVB_MUST_USE nvb_status nvb_graph_read_decisions(nvb_graph *graph,
+                                    const char *path,
+                                    const char *key,
+                                    nvb_stream *stream);
 
 // Profiling -------------------------------------------------------------------------------------------------------
 //

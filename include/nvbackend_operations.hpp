@@ -12,6 +12,10 @@ inline void attention_merge(const nvb_backend* backend, const nvb_attention_merg
   check(nvb_attention_merge(backend, &args, stream));
 }
 
+inline void convert_heads(const nvb_backend* backend, const nvb_convert_heads_args& args, nvb_stream* stream) {
+  check(nvb_convert_heads(backend, &args, stream));
+}
+
 inline void embedding(const nvb_backend* backend, const nvb_embedding_args& args, nvb_stream* stream) {
   check(nvb_embedding(backend, &args, stream));
 }

@@ -8,6 +8,7 @@ use nvbackend::capi::attention_merge::*;
 use nvbackend::capi::attention_plan::*;
 use nvbackend::capi::backend_options::*;
 use nvbackend::capi::block_rows::*;
+use nvbackend::capi::convert_heads::*;
 use nvbackend::capi::device::*;
 use nvbackend::capi::environment::*;
 use nvbackend::capi::gguf::*;

@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 41] = [
+const PARTS: [Part; 43] = [
     part(
         "status",
         "Status codes and errors",
@@ -150,6 +150,11 @@ const PARTS: [Part; 41] = [
         "How an attention would run, whether it can, and what memory it takes, before there is any.",
     ),
     part(
+        "convert_heads",
+        "Heads in FP8",
+        "Heads of queries, keys and values rounded to FP8 by scales of heads, rotated before that if asked.",
+    ),
+    part(
         "operations",
         "Operations of a layer",
         "What a transformer's layer is made of: embedding, norms, products with weights, gated activations, rotary embedding, and appending to a cache.",
@@ -208,6 +213,11 @@ const PARTS: [Part; 41] = [
         "graph_profile",
         "Profiling graphs",
         "How long each node of a graph takes, as a table, JSON or a trace.",
+    ),
+    part(
+        "graph_decisions",
+        "Decisions about graphs",
+        "What optimisations and conversions of graphs decided, in a file that makes the next ones instant.",
     ),
     part(
         "metrics",

@@ -131,6 +131,7 @@ struct nvb_attention_prefill_params {
   // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
   int32_t parts;
   int32_t part_rows;
+  uint32_t reserved;  // 0
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -265,6 +266,7 @@ struct nvb_attention_decode_params {
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
   int32_t chunk;            // 0 = none
+  uint32_t reserved;        // 0
   nvb_kv_placement placement;
 };
 

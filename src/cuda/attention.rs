@@ -96,6 +96,7 @@ pub(super) struct PrefillParams {
     chunk: i32,
     pub parts: i32,
     pub part_rows: i32,
+    reserved: u32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -204,6 +205,7 @@ pub(super) struct DecodeParams {
     heads_per_chunk: i32,
     slots_per_head: i32,
     chunk: i32,
+    reserved: u32,
     placement: KvPlacement,
 }
 
@@ -404,6 +406,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         chunk: op.config.chunk as i32,
         parts: 1,
         part_rows: 0,
+        reserved: 0,
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
@@ -550,6 +553,7 @@ pub(super) fn decode_params(op: &AttentionDecode, rope: &Option<DecodeRopeParams
         heads_per_chunk: 0,
         slots_per_head: 0,
         chunk: op.config.chunk as i32,
+        reserved: 0,
         placement: KvPlacement::of(&key, &value),
     }
 }
