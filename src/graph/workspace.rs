@@ -134,7 +134,7 @@ impl Turn<'_> {
         self.state.last.as_ref().map_or(Ok(()), Event::synchronize)
     }
 
-    /// A block of at least `bytes`, which no launch uses any more; NULL for 0. Waits for the last launch.
+    /// A block of at least `bytes`, which no work uses; NULL for 0. Waits for the last launch and for `stream`.
     pub fn block(&mut self, bytes: usize, stream: RawHandle) -> Result<(*mut c_void, usize)> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         self.synchronize()?;
@@ -142,17 +142,23 @@ impl Turn<'_> {
             return Ok((std::ptr::null_mut(), 0));
         }
         let wanted = self.state.wanted.max(bytes);
-        let has_room = |block: &Block| block.memory.bytes() >= wanted;
+        let has_room = |block: &Block| block.memory.bytes() >= bytes;
         if !self.state.block.as_ref().is_some_and(has_room) {
             // First the old one goes, which the new one may then be made of.
             if let Some(block) = self.state.block.take().filter(|block| block.is_kept) {
                 push(&mut self.state.kept, block, "blocks of workspace")?;
             }
             let named = |error: Error| error.context("the graph's workspace");
-            let memory = self.workspace.memory.allocate_owned(wanted, stream).map_err(named)?;
+            let allocate = |bytes| self.workspace.memory.allocate_owned(bytes, stream);
+            // Where there is none for the most demanding list, this one may run all the same.
+            let memory = allocate(wanted).or_else(|error| if bytes < wanted { allocate(bytes) } else { Err(error) });
+            let memory = memory.map_err(named)?;
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            (self.state.block, self.state.wanted) = (Some(Block { memory, number, is_kept: false }), wanted);
+            self.state.block = Some(Block { memory, number, is_kept: false });
         }
+        // Memory that was freed on the stream is given out before the stream's work with it has finished, and a CUDA graph of the
+        // caller's that names the block is ordered by the stream alone.
+        self.workspace.executor.stream_synchronize(stream)?;
         Ok(self.state.block.as_ref().map_or((std::ptr::null_mut(), 0), Block::bytes))
     }
 

@@ -53,7 +53,7 @@ mod zeroed;
 pub use options::{Decided, MemoryOptions};
 pub use pool::Pool;
 pub use shortcut::{Blocks, Shortcut};
-pub use sleep::{expect_awake, sleeps};
+pub use sleep::{all_awake, expect_awake, sleeps};
 pub use statistics::MemoryStatistics;
 
 use self::core::Core;

@@ -30,6 +30,11 @@ pub fn expect_awake(pointer: *const c_void) -> Result<()> {
     }
 }
 
+/// Whether no manager sleeps, so that nobody need be asked for an address.
+pub fn all_awake() -> bool {
+    ASLEEP.load(Ordering::Relaxed) == 0
+}
+
 #[cold]
 fn look_for_sleeper(pointer: *const c_void) -> Result<()> {
     let sleeps = |core: &Core| {
