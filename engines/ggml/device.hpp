@@ -101,8 +101,9 @@ class DeviceState {
   // As `queue_copy`, for where no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
-  // Weights and attentions are made when they are first used. A weight reads the tensor in place; `forget` drops those
-  // of memory that goes. NULL: the last error of libnvbackend says why.
+  // Weights and attentions are made when they are first used. A weight reads the tensor in place, so it stays while the
+  // host writes there, as it does before each step where a table of rows is what an earlier node computed; `forget`
+  // drops those of memory that goes. NULL: the last error of libnvbackend says why.
   Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
