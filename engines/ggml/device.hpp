@@ -129,7 +129,10 @@ class DeviceState {
   nvb_device_info info_ = {};
   nvb_backend* backend_ = nullptr;
   nvb_memory_manager* memory_ = nullptr;
-  // Of the default stream, on which copies without a stream go, and of what is below.
+  // Copies that the host waits for go on it. It orders them with work of other streams by waiting for those itself, as it
+  // does for every back end, so one that copies a step's inputs does not wait for the rest of the device.
+  nvb_stream* copies_ = nullptr;
+  // Of that stream and of what is below.
   std::mutex mutex_;
   std::map<WeightKey, Weight> weights_;
   std::atomic<uint64_t> weights_version_{0};

@@ -206,6 +206,19 @@ def check_programs(work, source, binaries, library, plugin):
         say(run(program, plugin, env=without).strip())
 
 
+def check_threads(work, source, binaries, library):
+    """Two contexts in two threads under ThreadSanitizer, which sees the plug-in and the program: libraries are as they are."""
+    sanitized = ["c++", "-std=c++17", "-O1", "-g", "-fsanitize=thread", f"-I{ROOT}/include", "-Wl,--no-as-needed", library / "libnvbackend.so",
+                 f"-Wl,-rpath,{library}", "-ldl", "-pthread"]
+    plugin, program = work / "libggml-nvb-threads.so", work / "threads"
+    run(*sanitized, "-shared", "-fPIC", "-fvisibility=hidden", *sorted((ROOT / "engines" / "ggml").glob("*.cpp")), "-o", plugin)
+    run(*sanitized, "-rdynamic", f"-I{source}/ggml/include", HERE / "failures.cpp", *(binaries / f"lib{name}.so" for name in ("ggml", "ggml-base")),
+        f"-Wl,-rpath,{binaries}", "-o", program)
+    without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
+    # Without random addresses, because some kernels place a library where the sanitizer wants its own memory.
+    say(run("setarch", "-R", program, plugin, "--threads", env={**without, "TSAN_OPTIONS": "exitcode=66"}).strip() + " under ThreadSanitizer")
+
+
 def test_operations(binaries, names, pattern):
     """For each operation the cases that pass, those left to the host, and those that fail. The program makes all cases of
     all operations at its start, which takes it most of a second."""
@@ -354,6 +367,7 @@ def main():
     check_programs(work, packages.source(*HOST), binaries, library, plugin)
     check_operations(binaries, sample)
     if not sample:
+        check_threads(work, packages.source(*HOST), binaries, library)
         check_old_host(work, packages, plugin)
         check_architectures(build_llama(work, packages.source(*HOST)))
         check_models(work, packages)
