@@ -96,7 +96,14 @@ void make(Problem& p, const Case& c, unsigned seed) {
   p.query.resize(static_cast<size_t>(c.sequences) * c.rows * c.heads * c.dim);
   for (float& x : p.query) x = normal(random);
   p.key.resize(kv), p.value.resize(kv), p.key_bits.resize(kv), p.value_bits.resize(kv);
+  // Of many, random numbers take longer than what they are for, so some repeat.
+  constexpr size_t kRandom = 1000003;
   for (size_t i = 0; i < kv; ++i) {
+    if (i >= kRandom) {
+      p.key_bits[i] = p.key_bits[i - kRandom], p.key[i] = p.key[i - kRandom];
+      p.value_bits[i] = p.value_bits[i - kRandom], p.value[i] = p.value[i - kRandom];
+      continue;
+    }
     p.key_bits[i] = rounded(c.bf16, normal(random), &p.key[i]);
     p.value_bits[i] = rounded(c.bf16, normal(random) + 0.5f, &p.value[i]);
   }
@@ -287,8 +294,8 @@ int main(int count, char** arguments) {
     std::printf("%d cases, %d failures\n", cases, failures);
   }
   if (what != "check") {
-    std::printf("us of a launch\n%-28s %8s %8s %8s %8s %8s\n", "heads, kv heads, dim, rows", "256", "1536", "5120",
-                "16384", "65536");
+    std::printf("us of a launch\n%-28s %8s %8s %8s %8s\n", "heads, kv heads, dim, rows", "256", "1536", "5120",
+                "16384");
     for (const auto& [rows, heads, kv_heads, dim] : {std::tuple{1, 8, 4, 256},
                                                      {1, 4, 1, 256},
                                                      {1, 16, 8, 256},
@@ -298,12 +305,13 @@ int main(int count, char** arguments) {
                                                      {16, 8, 4, 256},
                                                      {512, 8, 4, 256}}) {
       std::printf("%3d %3d %4d %4d             ", heads, kv_heads, dim, rows);
-      for (const int keys : {256, 1536, 5120, 16384, 65536}) {
+      for (const int keys : {256, 1536, 5120, 16384}) {
         if (rows * keys > 1 << 22) continue;
         std::printf(" %8.2f",
                     microseconds({1, rows, heads, kv_heads, dim, keys, false, true, false, 0.0f, 0.0f, false}));
       }
       std::printf("\n");
+      std::fflush(stdout);
     }
   }
   return failures == 0 ? 0 : 1;
