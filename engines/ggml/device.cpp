@@ -21,6 +21,15 @@ std::string last_error() {
 
 }  // namespace
 
+bool is_on(const char* variable, bool otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::strcmp(value, "0") != 0;
+}
+
+bool DeviceState::rounds_to_halves() const {
+  return is_on("NVB_GGML_NARROW", !is_cpu());
+}
+
 BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)
     : device_(device), base_(base), bytes_(bytes), owned_(owned) {}
 

@@ -19,6 +19,9 @@ namespace nvb_ggml {
 
 class DeviceState;
 
+// What a variable of the environment turns on or, by "0", off; for tests and for finding what is at fault.
+bool is_on(const char* variable, bool otherwise);
+
 // Memory that a host allocated as one buffer, in which it places its tensors.
 class BufferState {
  public:
@@ -82,6 +85,9 @@ class DeviceState {
   // NULL on the CPU.
   const char* pci_id() const { return info_.pci_bus_id[0] == '\0' ? nullptr : info_.pci_bus_id; }
   bool is_cpu() const { return info_.kind == NVB_DEVICE_CPU; }
+  // Whether products round F32 inputs to 16 bits, as tensor cores want them: on a GPU, or where NVB_GGML_NARROW says
+  // so.
+  bool rounds_to_halves() const;
   const nvb_backend* backend() const { return backend_; }
   void get_memory(size_t* free, size_t* total) const;
 
@@ -129,8 +135,8 @@ class DeviceState {
   nvb_device_info info_ = {};
   nvb_backend* backend_ = nullptr;
   nvb_memory_manager* memory_ = nullptr;
-  // Copies that the host waits for go on it. It orders them with work of other streams by waiting for those itself, as it
-  // does for every back end, so one that copies a step's inputs does not wait for the rest of the device.
+  // Copies that the host waits for go on it. It orders them with work of other streams by waiting for those itself, as
+  // it does for every back end, so one that copies a step's inputs does not wait for the rest of the device.
   nvb_stream* copies_ = nullptr;
   // Of that stream and of what is below.
   std::mutex mutex_;

@@ -32,7 +32,7 @@ constexpr int32_t kPrecisionOfF32 = 10;
 int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
   if (is_quantized(weight.type) || input.type == weight.type) return input.type;
   const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
-  const bool rounds = !step.device.is_cpu() && is_half && node.parameters[0] != kPrecisionOfF32 &&
+  const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != kPrecisionOfF32 &&
                       input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsInF32;
   return rounds ? weight.type : static_cast<int32_t>(TYPE_F32);
 }
@@ -48,15 +48,15 @@ Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Ten
   return floats;
 }
 
-// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every eight rows, on
-// the f32 units.
+// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every eight rows,
+// on the f32 units.
 constexpr int64_t kLeastRowsToDecode = 17;
 // Elements that are decoded at a time: 64 MiB, of which a part stays in L2 for its product.
 constexpr int64_t kMostDecoded = int64_t{1} << 25;
 
 bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
-  return !step.device.is_cpu() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 && rows_fold(input) &&
-         rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
+  return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
+         rows_fold(input) && rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
          node.parameters[0] != kPrecisionOfF32;
 }
 
@@ -73,8 +73,7 @@ void decoded_product(Step& step, const Tensor& weight, const Tensor& input, cons
   const int64_t columns = weight.ne[0], rows = weight.ne[1];
   const int64_t most = std::min(rows, std::max<int64_t>(1, kMostDecoded / columns));
   ScratchPlan plan;
-  const size_t input_at =
-      plan.place(input.type == TYPE_BF16 ? 0 : static_cast<size_t>(elements(input)) * half.bytes);
+  const size_t input_at = plan.place(input.type == TYPE_BF16 ? 0 : static_cast<size_t>(elements(input)) * half.bytes);
   const size_t weight_at = plan.place(static_cast<size_t>(most * columns) * half.bytes);
   char* memory = step.scratch(plan);
   Tensor halves = input;

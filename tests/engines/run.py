@@ -219,13 +219,13 @@ def check_threads(work, source, binaries, library):
     say(run("setarch", "-R", program, plugin, "--threads", env={**without, "TSAN_OPTIONS": "exitcode=66"}).strip() + " under ThreadSanitizer")
 
 
-def test_operations(binaries, names, pattern):
+def test_operations(binaries, names, pattern, environment=None):
     """For each operation the cases that pass, those left to the host, and those that fail. The program makes all cases of
     all operations at its start, which takes it most of a second."""
     command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", ",".join(names)]
     if pattern:
         command += ["-p", pattern]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     failed = re.findall(r".*FAIL.*", text) or ([] if done.returncode == 0 else [text[-2000:] + done.stderr[-2000:]])
     lines = lambda name, end: len(re.findall(rf"^ *{name}\(.*{end}", text, re.MULTILINE))
@@ -248,6 +248,12 @@ def check_operations(binaries, sample):
                     fail(f"{name}: {passed} cases pass, at least {least} have to\n" + "\n".join(failed[:10]))
                 total += passed
                 say(f"{name}: {passed} cases pass, {unsupported} are left to the host")
+    # As a GPU computes them: inputs, and quantised weights of many rows, in 16 bits.
+    pattern = "m=16,n=(9|16),k=256|n=(32|64|77|128)," if sample else None
+    (name, passed, _, failed), = test_operations(binaries, ["MUL_MAT"], pattern, {"NVB_GGML_NARROW": "1"})
+    if failed or passed < 10:
+        fail(f"{name} with inputs in 16 bits: {passed} cases pass\n" + "\n".join(failed[:10]))
+    say(f"{name}: {passed} cases pass with inputs in 16 bits")
     say(f"{total} cases of test-backend-ops pass ({time.monotonic() - started:.0f} s)")
 
 
