@@ -21,6 +21,15 @@ std::string last_error() {
 
 }  // namespace
 
+bool is_on(const char* variable, bool otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::strcmp(value, "0") != 0;
+}
+
+bool DeviceState::rounds_to_halves() const {
+  return is_on("NVB_GGML_NARROW", !is_cpu());
+}
+
 BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)
     : device_(device), base_(base), bytes_(bytes), owned_(owned) {}
 
@@ -49,6 +58,7 @@ std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::st
   if (status == NVB_OK) status = nvb_backend_get_memory_manager(device->backend_, 0, &device->memory_);
   nvb_device_info_init(&device->info_);
   if (status == NVB_OK) status = nvb_backend_get_device_info(device->backend_, &device->info_);
+  if (status == NVB_OK) status = nvb_stream_create(device->backend_, 0, &device->copies_);
   if (!device->succeeded(status, selector.c_str())) return nullptr;
   for (char* at = device->info_.pci_bus_id; *at != '\0'; ++at) *at = static_cast<char>(std::tolower(*at));
   return device;
@@ -58,6 +68,7 @@ DeviceState::~DeviceState() {
   weights_.clear();
   for (const auto& entry : attentions_) nvb_attention_destroy(entry.second);
   for (nvb_stream* stream : streams_) nvb_stream_destroy(stream);
+  nvb_stream_destroy(copies_);
   nvb_memory_manager_destroy(memory_);
   nvb_backend_destroy(backend_);
 }
@@ -116,16 +127,16 @@ void DeviceState::free_host(void* pointer, size_t bytes) {
 void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, nullptr);
-  if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
+  nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, copies_);
+  if (status == NVB_OK) status = nvb_stream_synchronize(copies_);
   fail_unless(status, "copying a tensor");
 }
 
 void DeviceState::fill(void* to, uint8_t value, size_t bytes) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  nvb_status status = nvb_memory_fill(memory_, to, value, bytes, nullptr);
-  if (status == NVB_OK) status = nvb_backend_synchronize(backend_);
+  nvb_status status = nvb_memory_fill(memory_, to, value, bytes, copies_);
+  if (status == NVB_OK) status = nvb_stream_synchronize(copies_);
   fail_unless(status, "filling a tensor");
 }
 

@@ -19,6 +19,9 @@ namespace nvb_ggml {
 
 class DeviceState;
 
+// What a variable of the environment turns on or, by "0", off; for tests and for finding what is at fault.
+bool is_on(const char* variable, bool otherwise);
+
 // Memory that a host allocated as one buffer, in which it places its tensors.
 class BufferState {
  public:
@@ -82,6 +85,9 @@ class DeviceState {
   // NULL on the CPU.
   const char* pci_id() const { return info_.pci_bus_id[0] == '\0' ? nullptr : info_.pci_bus_id; }
   bool is_cpu() const { return info_.kind == NVB_DEVICE_CPU; }
+  // Whether products round F32 inputs to 16 bits, as tensor cores want them: on a GPU, or where NVB_GGML_NARROW says
+  // so.
+  bool rounds_to_halves() const;
   const nvb_backend* backend() const { return backend_; }
   void get_memory(size_t* free, size_t* total) const;
 
@@ -101,8 +107,9 @@ class DeviceState {
   // As `queue_copy`, for where no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
-  // Weights and attentions are made when they are first used. A weight reads the tensor in place; `forget` drops those
-  // of memory that goes. NULL: the last error of libnvbackend says why.
+  // Weights and attentions are made when they are first used. A weight reads the tensor in place, so it stays while the
+  // host writes there, as it does before each step where a table of rows is what an earlier node computed; `forget`
+  // drops those of memory that goes. NULL: the last error of libnvbackend says why.
   Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
@@ -128,7 +135,10 @@ class DeviceState {
   nvb_device_info info_ = {};
   nvb_backend* backend_ = nullptr;
   nvb_memory_manager* memory_ = nullptr;
-  // Of the default stream, on which copies without a stream go, and of what is below.
+  // Copies that the host waits for go on it. It orders them with work of other streams by waiting for those itself, as
+  // it does for every back end, so one that copies a step's inputs does not wait for the rest of the device.
+  nvb_stream* copies_ = nullptr;
+  // Of that stream and of what is below.
   std::mutex mutex_;
   std::map<WeightKey, Weight> weights_;
   std::atomic<uint64_t> weights_version_{0};

@@ -1,6 +1,8 @@
 // MUL_MAT: node[i, m, n] = Σ_k weight[i / ratio, n, k] · input[i, m, k], as products with weights that are read in
 // place. MUL_MAT_ID: the weight of each row is one of several, by number. ADD_ID: rows of a matrix, by number, are
 // added.
+#include <algorithm>
+
 #include "operations.hpp"
 #include "tensor.hpp"
 
@@ -30,7 +32,7 @@ constexpr int32_t kPrecisionOfF32 = 10;
 int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
   if (is_quantized(weight.type) || input.type == weight.type) return input.type;
   const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
-  const bool rounds = !step.device.is_cpu() && is_half && node.parameters[0] != kPrecisionOfF32 &&
+  const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != kPrecisionOfF32 &&
                       input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsInF32;
   return rounds ? weight.type : static_cast<int32_t>(TYPE_F32);
 }
@@ -46,10 +48,58 @@ Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Ten
   return floats;
 }
 
+// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every eight rows,
+// on the f32 units.
+constexpr int64_t kLeastRowsToDecode = 17;
+// Elements that are decoded at a time: 64 MiB, of which a part stays in L2 for its product.
+constexpr int64_t kMostDecoded = int64_t{1} << 25;
+
+bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
+  return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
+         rows_fold(input) && rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
+         node.parameters[0] != kPrecisionOfF32;
+}
+
 Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {
   const char* data = static_cast<const char*>(weight.data) + w2 * static_cast<int64_t>(weight.nb[2]) +
                      w3 * static_cast<int64_t>(weight.nb[3]);
   return step.device.weight({data, weight.type, rows, weight.ne[0], weight.nb[1]});
+}
+
+// A product with slices of a quantised weight that become BF16, as does the input: floats of that range hold what F32
+// activations do.
+void decoded_product(Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
+  const TypeTraits half = traits(TYPE_BF16);
+  const int64_t columns = weight.ne[0], rows = weight.ne[1];
+  const int64_t most = std::min(rows, std::max<int64_t>(1, kMostDecoded / columns));
+  ScratchPlan plan;
+  const size_t input_at = plan.place(input.type == TYPE_BF16 ? 0 : static_cast<size_t>(elements(input)) * half.bytes);
+  const size_t weight_at = plan.place(static_cast<size_t>(most * columns) * half.bytes);
+  char* memory = step.scratch(plan);
+  Tensor halves = input;
+  if (input.type != TYPE_BF16) {
+    halves = in_one_piece(input, TYPE_BF16, half.bytes, memory + input_at);
+    step.queue([&] { return convert(step, input, whole(halves)); });
+  }
+  for (int64_t first = 0; first < rows; first += most) {
+    Tensor part = weight;
+    part.ne[1] = std::min(most, rows - first);
+    part.data = static_cast<char*>(weight.data) + first * static_cast<int64_t>(weight.nb[1]);
+    const Tensor decoded = in_one_piece(part, TYPE_BF16, half.bytes, memory + weight_at);
+    step.queue([&] { return convert(step, part, whole(decoded)); });
+    step.queue([&] {
+      const Weight made = step.device.weight({decoded.data, TYPE_BF16, part.ne[1], columns, decoded.nb[1]});
+      if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
+      nvb_linear_args args;
+      nvb_linear_args_init(&args);
+      args.input = folded(halves);
+      args.weight = made.get();
+      args.output = folded(node);
+      args.output.data = static_cast<float*>(args.output.data) + first;
+      args.output.shape[1] = part.ne[1];
+      return nvb_linear(step.backend(), &args, step.stream);
+    });
+  }
 }
 
 }  // namespace
@@ -57,6 +107,10 @@ Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3,
 bool mat_mul(Step& step, const Tensor& node) {
   const Tensor& weight = *node.source[0];
   if (!is_product(weight, *node.source[1], node)) return false;
+  if (is_worth_decoding(step, weight, *node.source[1], node)) {
+    decoded_product(step, weight, *node.source[1], node);
+    return true;
+  }
   const Tensor input = input_for(step, node, weight, *node.source[1]);
 
   const auto product = [&](int64_t w2, int64_t w3, const nvb_tensor& x, const nvb_tensor& y) {

@@ -1,22 +1,9 @@
 // Streams: running the host's graphs, call by call or as recordings of such calls.
 #include "stream.hpp"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "operations.hpp"
 
 namespace nvb_ggml {
-namespace {
-
-// What a variable of the environment turns off or on, for tests and for finding what is at fault.
-bool is_on(const char* variable, bool otherwise) {
-  const char* value = std::getenv(variable);
-  return value == nullptr ? otherwise : std::strcmp(value, "0") != 0;
-}
-
-}  // namespace
-
 StreamState::StreamState(DeviceState& device, nvb_stream* stream)
     : device_(device),
       stream_(stream),
@@ -65,7 +52,7 @@ nvb_status StreamState::queue(const Work& work, char* narrow) {
 
 // Queues the works of a graph one by one.
 nvb_status StreamState::queue(Graph* graph) {
-  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", true), is_on("NVB_GGML_NARROW", !device_.is_cpu()));
+  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", true), device_.rounds_to_halves());
   char* narrow = nullptr;
   if (plan_.narrow_bytes() != 0) {
     const nvb_status status = narrow_->reserve(plan_.narrow_bytes(), &narrow);

@@ -52,14 +52,10 @@ struct Interface {
   static void free_buffer(Buffer* buffer) { delete &state(buffer); }
   static void* get_base(Buffer* buffer) { return state(buffer).base(); }
   static void memset_tensor(Buffer* buffer, Tensor* tensor, uint8_t value, size_t offset, size_t size) {
-    DeviceState& device = state(buffer).device();
-    device.fill(at(tensor, offset), value, size);
-    device.forget(at(tensor, offset), size);
+    state(buffer).device().fill(at(tensor, offset), value, size);
   }
   static void set_tensor(Buffer* buffer, Tensor* tensor, const void* data, size_t offset, size_t size) {
-    DeviceState& device = state(buffer).device();
-    device.copy(at(tensor, offset), data, size, NVB_COPY_HOST_TO_DEVICE);
-    device.forget(at(tensor, offset), size);
+    state(buffer).device().copy(at(tensor, offset), data, size, NVB_COPY_HOST_TO_DEVICE);
   }
   static void get_tensor(Buffer* buffer, const Tensor* tensor, void* data, size_t offset, size_t size) {
     state(buffer).device().copy(data, at(tensor, offset), size, NVB_COPY_DEVICE_TO_HOST);
@@ -81,15 +77,12 @@ struct Interface {
     BufferState* from = buffer_of(source);
     DeviceState& device = state(buffer).device();
     if (from == nullptr || &from->device() != &device) return false;
-    const size_t bytes = device.host().bytes(*source);
-    device.copy(destination->data, source->data, bytes, NVB_COPY_DEVICE_TO_DEVICE);
-    device.forget(destination->data, bytes);
+    device.copy(destination->data, source->data, device.host().bytes(*source), NVB_COPY_DEVICE_TO_DEVICE);
     return true;
   }
   static void clear(Buffer* buffer, uint8_t value) {
     BufferState& all = state(buffer);
     all.device().fill(all.base(), value, all.bytes());
-    all.device().forget(all.base(), all.bytes());
   }
 
   static typename Tables::BufferTable device_table() {
@@ -186,7 +179,6 @@ struct Interface {
   static void set_async(Stream* stream, Tensor* tensor, const void* data, size_t offset, size_t size) {
     StreamState& to = state(stream);
     to.device().copy_async(at(tensor, offset), data, size, NVB_COPY_HOST_TO_DEVICE, to.stream());
-    to.device().forget(at(tensor, offset), size);
   }
   static void get_async(Stream* stream, const Tensor* tensor, void* data, size_t offset, size_t size) {
     StreamState& from = state(stream);
@@ -222,7 +214,6 @@ struct Interface {
     }
     const size_t bytes = device.host().bytes(*source);
     device.copy_async(destination->data, source->data, bytes, NVB_COPY_DEVICE_TO_DEVICE, state(to).stream());
-    device.forget(destination->data, bytes);
     return true;
   }
   static int32_t compute(Stream* stream, Graph* graph) { return state(stream).compute(graph); }

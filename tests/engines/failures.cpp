@@ -1,7 +1,7 @@
 // What hosts of ggml may do to the plug-in that goes wrong, or goes on for long: allocations that fail while a graph
 // runs, two contexts in two threads, and loading, using and unloading it a thousand times.
 //
-//   failures PLUGIN
+//   failures PLUGIN [--threads]     --threads: the two threads alone, as under ThreadSanitizer
 //
 // The program defines the functions of libnvbackend that allocate, which the plug-in then calls in their place, and
 // fails the ones it counts to. It is linked with the host's ggml and with libnvbackend.
@@ -161,6 +161,11 @@ int main(int count, char** arguments) {
   if (ggml_backend_load(arguments[1]) == nullptr) fail("the plug-in is not loaded", 0);
   ggml_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
   const std::vector<float> expected = expected_result();
+  if (count > 2 && std::strcmp(arguments[2], "--threads") == 0) {
+    two_threads(expected);
+    std::puts("two threads with a context each");
+    return 0;
+  }
   const int once = fail_allocations(false), for_ever = fail_allocations(true);
   // Two weights, an attention and its scratch memory.
   if (once < 4 || for_ever != once) fail("too few allocations were seen", once);

@@ -91,15 +91,23 @@ int main(int count, char** arguments) {
     expect(1, 2, "a recorded graph is not launched");
     if (allocated != before) fail("a later step allocates", allocated - before);
     if (model.result() != of_others) fail("a recorded graph does not read what the host wrote since", 0);
+    // Memory that a weight reads may be written at every step.
+    model.set_table(77);
+    compute(model);
+    expect(1, 3, "a recording is dropped where the host writes to a weight");
+    if (model.result() == of_others) fail("a recorded graph does not read the weight that the host wrote", 0);
+    model.set_table(1);
+    compute(model);
+    if (model.result() != of_others) fail("a weight that was written again gives something else", 0);
 
     // Another graph of the same stream, whose scratch memory is larger, takes that of the first away.
     Model larger(backend, 0, 64);
     compute(larger);
-    expect(1, 2, "another graph is taken for the recorded one");
+    expect(1, 4, "another graph is taken for the recorded one");
     compute(model);
     if (model.result() != of_others) fail("the graph gives something else after its scratch memory went", 0);
     compute(model);
-    if (model.result() != of_others || launched < 3) fail("the graph is not recorded again", launched);
+    if (model.result() != of_others || launched < 5) fail("the graph is not recorded again", launched);
   }
   // Memory that another model has where the first had its own is not the first's.
   {

@@ -28,6 +28,8 @@ ROOT = HERE.parent.parent
 # The host that is built, and packages whose headers the declarations are compared with.
 HOST = ("llama-cpp-python", "0.3.36")
 LAYOUTS = [(HOST, "Tables_0_10"), (("llama-cpp-python", "0.3.20"), "Tables_0_9")]
+# A host of the interface's number 1.
+OLD_HOST = ("llama-cpp-python", "0.3.16")
 # Wheels with prebuilt copies of ggml, and their library that exports ggml_backend_load.
 WHEELS = [(("pywhispercpp", "1.5.1"), "pywhispercpp.libs/libggml-6*.so*"), (("libggml-python", "0.20.2.post1"), "libggml/lib64/libggml.so")]
 PREBUILT = ("@node-llama-cpp/linux-x64", "3.22.1")
@@ -51,9 +53,12 @@ TOKENS = 128
 # How far logits, which are some 10, may be from those of ggml-cpu in F32 with a cache in F32. Additions in another order are
 # worth up to 1.4e-4. ggml-cpu's GELU is a table over F16, which makes a step of F16 of a difference in the last bit of F32:
 # up to 2.4e-3 was seen.
-NEAREST = {"llama": 5e-4, "gemma3": 5e-3}
-# Of all 4,608 tokens, how many may be neither ggml-cpu's nor those in F32.
+NEAREST = {"llama": 5e-4, "gemma3": 5e-3, "qwen3": 5e-4, "qwen3moe": 5e-4}
+# Of all 9,984 tokens, how many may be neither ggml-cpu's nor those in F32.
 MOST_LOST = 6
+
+# Of test-llama-archs, the models whose logits are compared.
+ARCHITECTURES = 100
 
 # What runs where not a sample does: all but three cases of 128 experts, whose weights test-backend-ops takes minutes each to quantise.
 WHOLE = {"MUL_MAT_ID": "n_mats=([1248]|16|32|512|1024),"}
@@ -129,6 +134,40 @@ def build_host(work, source):
     return folder / "bin"
 
 
+def build_llama(work, source):
+    """llama.cpp and test-llama-archs; the folder of their binaries."""
+    started = time.monotonic()
+    folder = work / "llama"
+    run("cmake", "-S", HERE, "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", f"-DENGINE_HOST_SOURCE={source}", "-DENGINE_HOST_LLAMA=ON")
+    run("cmake", "--build", folder, "--target", "test-llama-archs")
+    say(f"llama.cpp is built ({time.monotonic() - started:.0f} s)")
+    return folder / "bin"
+
+
+def check_old_host(work, packages, plugin):
+    """The package's ggml, whose plug-ins have another number of their interface, gets the line of refusal."""
+    name, version = OLD_HOST
+    folder = work / "old-host"
+    run("cmake", "-S", packages.source(name, version) / "ggml", "-B", folder, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DGGML_CPU=OFF",
+        "-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON", "-DGGML_CCACHE=OFF", "-DGGML_OPENMP=OFF")
+    run("cmake", "--build", folder, "--target", "ggml")
+    library = next(folder.glob("**/libggml.so"))
+    say(run(sys.executable, HERE / "load.py", library, plugin, "--refused", "layout of ggml").strip() + f" ({name} {version})")
+
+
+def check_architectures(binaries):
+    """Random models of every architecture that llama.cpp has: logits beside those of ggml-cpu, and a round trip of the model."""
+    started = time.monotonic()
+    done = subprocess.run([binaries / "test-llama-archs", "-b", "NVB0"], capture_output=True, text=True)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+    passed = re.findall(r"^\|[^|]*\|[^|]*\|[^|]*\| *OK \(([0-9.e+-]+)\)", text, re.MULTILINE)
+    if done.returncode != 0 or len(passed) < ARCHITECTURES or "FAIL" in text:
+        fail(f"test-llama-archs: {done.returncode}, {len(passed)} models pass, at least {ARCHITECTURES} have to\n"
+             + "\n".join(re.findall(r".*FAIL.*", text)) + text[-1000:] + done.stderr[-1000:])
+    worst = max(map(float, passed))
+    say(f"{len(passed)} models of llama.cpp's architectures: errors of up to {worst:.1e} ({time.monotonic() - started:.0f} s)")
+
+
 def check_layouts(packages):
     for (name, version), tables in LAYOUTS:
         ggml = packages.source(name, version) / "ggml"
@@ -159,7 +198,7 @@ def check_programs(work, source, binaries, library, plugin):
     """Programs linked with the host that was built: allocations that fail, two threads, a thousand times of use; and graphs
     that are recorded."""
     without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
-    for name in ("failures", "recordings"):
+    for name in ("failures", "recordings", "joined"):
         program = work / name
         run("c++", "-std=c++17", "-O1", "-rdynamic", f"-I{source}/ggml/include", f"-I{ROOT}/include", HERE / f"{name}.cpp",
             *(binaries / f"lib{library_of_host}.so" for library_of_host in ("ggml", "ggml-base")), "-Wl,--no-as-needed",
@@ -167,13 +206,26 @@ def check_programs(work, source, binaries, library, plugin):
         say(run(program, plugin, env=without).strip())
 
 
-def test_operations(binaries, names, pattern):
+def check_threads(work, source, binaries, library):
+    """Two contexts in two threads under ThreadSanitizer, which sees the plug-in and the program: libraries are as they are."""
+    sanitized = ["c++", "-std=c++17", "-O1", "-g", "-fsanitize=thread", f"-I{ROOT}/include", "-Wl,--no-as-needed", library / "libnvbackend.so",
+                 f"-Wl,-rpath,{library}", "-ldl", "-pthread"]
+    plugin, program = work / "libggml-nvb-threads.so", work / "threads"
+    run(*sanitized, "-shared", "-fPIC", "-fvisibility=hidden", *sorted((ROOT / "engines" / "ggml").glob("*.cpp")), "-o", plugin)
+    run(*sanitized, "-rdynamic", f"-I{source}/ggml/include", HERE / "failures.cpp", *(binaries / f"lib{name}.so" for name in ("ggml", "ggml-base")),
+        f"-Wl,-rpath,{binaries}", "-o", program)
+    without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
+    # Without random addresses, because some kernels place a library where the sanitizer wants its own memory.
+    say(run("setarch", "-R", program, plugin, "--threads", env={**without, "TSAN_OPTIONS": "exitcode=66"}).strip() + " under ThreadSanitizer")
+
+
+def test_operations(binaries, names, pattern, environment=None):
     """For each operation the cases that pass, those left to the host, and those that fail. The program makes all cases of
     all operations at its start, which takes it most of a second."""
     command = [binaries / "test-backend-ops", "-b", "NVB0", "-o", ",".join(names)]
     if pattern:
         command += ["-p", pattern]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
     text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     failed = re.findall(r".*FAIL.*", text) or ([] if done.returncode == 0 else [text[-2000:] + done.stderr[-2000:]])
     lines = lambda name, end: len(re.findall(rf"^ *{name}\(.*{end}", text, re.MULTILINE))
@@ -196,6 +248,12 @@ def check_operations(binaries, sample):
                     fail(f"{name}: {passed} cases pass, at least {least} have to\n" + "\n".join(failed[:10]))
                 total += passed
                 say(f"{name}: {passed} cases pass, {unsupported} are left to the host")
+    # As a GPU computes them: inputs, and quantised weights of many rows, in 16 bits.
+    pattern = "m=16,n=(9|16),k=256|n=(32|64|77|128)," if sample else None
+    (name, passed, _, failed), = test_operations(binaries, ["MUL_MAT"], pattern, {"NVB_GGML_NARROW": "1"})
+    if failed or passed < 10:
+        fail(f"{name} with inputs in 16 bits: {passed} cases pass\n" + "\n".join(failed[:10]))
+    say(f"{name}: {passed} cases pass with inputs in 16 bits")
     say(f"{total} cases of test-backend-ops pass ({time.monotonic() - started:.0f} s)")
 
 
@@ -220,6 +278,7 @@ def check_models(work, packages):
     without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
     turned, lost = 0, 0
     for model in sorted((work / "models").glob("*.gguf")):
+        # Each model beside its own weights in F32.
         if model.name.endswith("-as-f32.gguf"):
             continue
         exact = model.with_name(f"{model.stem}-as-f32.gguf")
@@ -314,6 +373,9 @@ def main():
     check_programs(work, packages.source(*HOST), binaries, library, plugin)
     check_operations(binaries, sample)
     if not sample:
+        check_threads(work, packages.source(*HOST), binaries, library)
+        check_old_host(work, packages, plugin)
+        check_architectures(build_llama(work, packages.source(*HOST)))
         check_models(work, packages)
 
 

@@ -50,6 +50,8 @@ class Model {
 
   ggml_status compute() { return ggml_backend_graph_compute(backend_, graph_); }
 
+  // Other values of the table.
+  void set_table(unsigned random) { fill(table_, random); }
   // Other rows of the table, which the host writes between two steps.
   void set_rows(const int32_t (&rows)[kTokens]) { ggml_backend_tensor_set(rows_, rows, 0, sizeof rows); }
 

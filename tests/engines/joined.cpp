@@ -1,0 +1,273 @@
+// The plug-in does several nodes of a host's graph in one call, with the results of single calls, and leaves those
+// alone whose values somebody else reads.
+//
+//   joined PLUGIN
+//
+// The graph is a layer's attention half as llama.cpp makes it, in memory that the host's allocator shares among
+// tensors. The program defines the functions of libnvbackend that it counts, which the plug-in then calls in their
+// place.
+#include <dlfcn.h>
+#include <nvbackend.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "small_graph.hpp"
+
+namespace {
+
+struct Counts {
+  int norms, rotations, elementwise, scatters, narrow_products;
+};
+Counts counts = {};
+
+template <typename Function>
+Function* original(const char* name) {
+  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  if (function == nullptr) std::abort();
+  return function;
+}
+
+constexpr int64_t kRows = 3, kCells = 24;
+
+// What a test reads after the graph, or marks.
+struct Names {
+  ggml_tensor *first_norm, *first, *post, *sum, *second, *query, *key, *cache;
+};
+
+struct Layer {
+  // `change` sees the tensors before memory is shared out.
+  Layer(ggml_backend_t backend, ggml_type weights, const std::function<void(ggml_context*, Names&)>& change) {
+    constants_ = ggml_init({size_t{1} << 20, nullptr, true});
+    context_ = ggml_init({size_t{1} << 20, nullptr, true});
+    ggml_context *c = context_, *w = constants_;
+    const int64_t width = kHeads * kHeadDim;
+    ggml_tensor* input = ggml_new_tensor_2d(w, GGML_TYPE_F32, width, kRows);
+    ggml_tensor* scales[3];
+    for (ggml_tensor*& scale : scales) scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, width);
+    ggml_tensor *query_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim),
+                *key_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim);
+    ggml_tensor* matrices[4];
+    for (ggml_tensor*& matrix : matrices) matrix = ggml_new_tensor_2d(w, weights, width, width);
+    ggml_tensor* positions = ggml_new_tensor_1d(w, GGML_TYPE_I32, kRows);
+    ggml_tensor* places = ggml_new_tensor_1d(w, GGML_TYPE_I64, kRows);
+    names.cache = ggml_new_tensor_2d(w, GGML_TYPE_F16, width, kCells);
+
+    // Norm, products, norm and rotation of heads, rows of a cache.
+    ggml_tensor* x = ggml_scale(c, input, 2.0f);
+    names.first_norm = ggml_rms_norm(c, x, 1e-5f);
+    names.first = ggml_mul(c, names.first_norm, scales[0]);
+    const auto heads = [&](ggml_tensor* matrix, ggml_tensor* scale) {
+      ggml_tensor* all = ggml_reshape_3d(c, ggml_mul_mat(c, matrix, names.first), kHeadDim, kHeads, kRows);
+      return ggml_rope_ext(c, ggml_mul(c, ggml_rms_norm(c, all, 1e-6f), scale), positions, nullptr, kHeadDim,
+                           GGML_ROPE_TYPE_NEOX, 0, 1e4f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
+    };
+    names.query = ggml_scale(c, heads(matrices[0], query_scale), 0.125f);
+    names.key = heads(matrices[1], key_scale);
+    ggml_tensor* cached = ggml_set_rows(c, names.cache, ggml_reshape_2d(c, names.key, width, kRows), places);
+    // The branch joins the residual stream behind a norm of its own, and the next norm follows.
+    ggml_tensor* branch = ggml_mul_mat(c, matrices[2], ggml_reshape_2d(c, names.query, width, kRows));
+    names.post = ggml_mul(c, ggml_rms_norm(c, branch, 1e-5f), scales[1]);
+    names.sum = ggml_add(c, names.post, x);
+    names.second = ggml_mul(c, ggml_rms_norm(c, names.sum, 1e-5f), scales[2]);
+    result_ = ggml_add(c, ggml_mul_mat(c, matrices[3], names.second), names.sum);
+    ggml_set_output(result_);
+    graph_ = ggml_new_graph(c);
+    ggml_build_forward_expand(graph_, names.query);
+    ggml_build_forward_expand(graph_, cached);
+    ggml_build_forward_expand(graph_, result_);
+    if (change) change(c, names);
+
+    memory_ = ggml_backend_alloc_ctx_tensors(w, backend);
+    allocator_ = ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend));
+    if (memory_ == nullptr || !ggml_gallocr_alloc_graph(allocator_, graph_)) fail("no memory for tensors", 0);
+    unsigned random = 1;
+    for (ggml_tensor* tensor = ggml_get_first_tensor(w); tensor != nullptr; tensor = ggml_get_next_tensor(w, tensor)) {
+      if (tensor != positions && tensor != places) fill(tensor, random);
+    }
+    const int32_t position[kRows] = {5, 6, 900};
+    const int64_t place[kRows] = {7, 0, 23};
+    ggml_backend_tensor_set(positions, position, 0, sizeof position);
+    ggml_backend_tensor_set(places, place, 0, sizeof place);
+  }
+  ~Layer() {
+    ggml_gallocr_free(allocator_);
+    ggml_backend_buffer_free(memory_);
+    ggml_free(context_);
+    ggml_free(constants_);
+  }
+
+  void compute(ggml_backend_t backend) {
+    if (ggml_backend_graph_compute(backend, graph_) != GGML_STATUS_SUCCESS) fail("the graph failed", 0);
+  }
+  std::vector<float> result() const { return floats(result_); }
+  static std::vector<float> floats(const ggml_tensor* tensor) {
+    std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
+    if (tensor->type == GGML_TYPE_F32) {
+      ggml_backend_tensor_get(tensor, values.data(), 0, ggml_nbytes(tensor));
+      return values;
+    }
+    std::vector<ggml_fp16_t> halves(values.size());
+    ggml_backend_tensor_get(tensor, halves.data(), 0, ggml_nbytes(tensor));
+    ggml_fp16_to_fp32_row(halves.data(), values.data(), static_cast<int64_t>(values.size()));
+    return values;
+  }
+
+  Names names = {};
+
+ private:
+  static void fill(ggml_tensor* tensor, unsigned& random) {
+    std::vector<float> values(static_cast<size_t>(ggml_nelements(tensor)));
+    for (float& value : values) {
+      random = random * 1664525u + 1013904223u;
+      value = (static_cast<float>(random >> 8) / 8388608.0f - 1.0f) * (tensor->ne[1] == 1 ? 1.0f : 0.1f);
+    }
+    std::vector<char> encoded(ggml_nbytes(tensor));
+    ggml_quantize_chunk(tensor->type, values.data(), encoded.data(), 0, ggml_nrows(tensor), tensor->ne[0], nullptr);
+    if (tensor->type == GGML_TYPE_F32) std::memcpy(encoded.data(), values.data(), encoded.size());
+    ggml_backend_tensor_set(tensor, encoded.data(), 0, encoded.size());
+  }
+
+  ggml_context *context_, *constants_;
+  ggml_tensor* result_;
+  ggml_cgraph* graph_;
+  ggml_backend_buffer_t memory_;
+  ggml_gallocr_t allocator_;
+};
+
+struct Outcome {
+  std::vector<float> result, cache, marked;
+  Counts counts;
+};
+
+using Marked = ggml_tensor* Names::*;
+
+// `marked`: a tensor that the host reads after the graph.
+Outcome run(ggml_type weights, const char* joins, const char* narrows, Marked marked) {
+  setenv("NVB_GGML_JOIN", joins, 1);
+  setenv("NVB_GGML_NARROW", narrows, 1);
+  ggml_backend_t backend = make_backend();
+  Outcome outcome;
+  {
+    Layer layer(backend, weights, [&](ggml_context*, Names& names) {
+      if (marked != nullptr) ggml_set_output(names.*marked);
+    });
+    counts = {};
+    layer.compute(backend);
+    outcome.counts = counts;
+    outcome.result = layer.result();
+    outcome.cache = Layer::floats(layer.names.cache);
+    if (marked != nullptr) outcome.marked = Layer::floats(layer.names.*marked);
+  }
+  ggml_backend_free(backend);
+  return outcome;
+}
+
+float distance(const std::vector<float>& one, const std::vector<float>& other) {
+  if (one.size() != other.size() || one.empty()) fail("results of different sizes", static_cast<int>(one.size()));
+  float most = 0.0f, largest = 0.0f;
+  for (size_t i = 0; i < one.size(); ++i) {
+    if (!std::isfinite(one[i]) || !std::isfinite(other[i])) fail("a result is not finite", static_cast<int>(i));
+    most = std::fmax(most, std::fabs(one[i] - other[i]));
+    largest = std::fmax(largest, std::fabs(other[i]));
+  }
+  if (largest == 0.0f) fail("a result is zero", 0);
+  return most / largest;
+}
+
+void expect(const Counts& found, const Counts& wanted, const char* text) {
+  if (std::memcmp(&found, &wanted, sizeof found) == 0) return;
+  std::fprintf(stderr, "%s: %d norms, %d rotations, %d elementwise, %d scatters, %d products of 16 bits\n", text,
+               found.norms, found.rotations, found.elementwise, found.scatters, found.narrow_products);
+  std::exit(1);
+}
+
+void near(const Outcome& one, const Outcome& other, float bound, const char* text) {
+  const float result = distance(one.result, other.result), cache = distance(one.cache, other.cache);
+  const float marked = one.marked.empty() ? 0.0f : distance(one.marked, other.marked);
+  if (result <= bound && cache <= bound && marked <= bound) return;
+  std::fprintf(stderr, "%s: %g %g %g\n", text, static_cast<double>(result), static_cast<double>(cache),
+               static_cast<double>(marked));
+  std::exit(1);
+}
+
+}  // namespace
+
+extern "C" {
+
+nvb_status nvb_rms_norm(const nvb_backend* backend, const nvb_rms_norm_args* args, nvb_stream* stream) {
+  ++counts.norms;
+  static auto* function = original<decltype(nvb_rms_norm)>("nvb_rms_norm");
+  return function(backend, args, stream);
+}
+
+nvb_status nvb_rotary_embedding(const nvb_backend* backend, const nvb_rotary_embedding_args* args, nvb_stream* stream) {
+  ++counts.rotations;
+  static auto* function = original<decltype(nvb_rotary_embedding)>("nvb_rotary_embedding");
+  return function(backend, args, stream);
+}
+
+nvb_status nvb_pointwise(const nvb_backend* backend, const nvb_pointwise_args* args, nvb_stream* stream) {
+  ++counts.elementwise;
+  static auto* function = original<decltype(nvb_pointwise)>("nvb_pointwise");
+  return function(backend, args, stream);
+}
+
+nvb_status nvb_scatter_rows(const nvb_backend* backend, const nvb_scatter_rows_args* args, nvb_stream* stream) {
+  ++counts.scatters;
+  static auto* function = original<decltype(nvb_scatter_rows)>("nvb_scatter_rows");
+  return function(backend, args, stream);
+}
+
+nvb_status nvb_linear(const nvb_backend* backend, const nvb_linear_args* args, nvb_stream* stream) {
+  counts.narrow_products += args->input.dtype != NVB_DTYPE_F32;
+  static auto* function = original<decltype(nvb_linear)>("nvb_linear");
+  return function(backend, args, stream);
+}
+}
+
+int main(int count, char** arguments) {
+  if (count < 2 || ggml_backend_load(arguments[1]) == nullptr) fail("PLUGIN", count);
+  const Outcome single = run(GGML_TYPE_F32, "0", "0", nullptr);
+  // Three norms and those of both heads; a factor first, five weights, a factor, two sums.
+  expect(single.counts, {5, 2, 9, 1, 0}, "single calls");
+  const Outcome joined = run(GGML_TYPE_F32, "1", "0", nullptr);
+  // The first norm; the post norm, the sum and the norm of it; the factor first and the last sum.
+  expect(joined.counts, {2, 2, 2, 0, 0}, "joined calls");
+  near(joined, single, 1e-5f, "joined calls give something else");
+
+  // What the host reads is there, and all around it as before.
+  const struct {
+    Marked tensor;
+    Counts counts;
+    const char* text;
+  } marks[] = {
+      {&Names::first_norm, {2, 2, 3, 0, 0}, "the host reads the first norm"},
+      {&Names::first, {2, 2, 2, 0, 0}, "the host reads the first norm's product"},
+      {&Names::post, {3, 2, 2, 0, 0}, "the host reads the post norm"},
+      {&Names::sum, {2, 2, 2, 0, 0}, "the host reads the sum"},
+      {&Names::key, {2, 2, 2, 1, 0}, "the host reads the keys"},
+      {&Names::query, {2, 2, 2, 0, 0}, "the host reads the queries"},
+  };
+  for (const auto& mark : marks) {
+    const Outcome alone = run(GGML_TYPE_F32, "0", "0", mark.tensor),
+                  together = run(GGML_TYPE_F32, "1", "0", mark.tensor);
+    expect(together.counts, mark.counts, mark.text);
+    near(together, alone, 1e-5f, mark.text);
+  }
+
+  // Both products that read the first norm, and the one that reads the second, of which none is read by anybody else.
+  for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16}) {
+    const Outcome wide = run(type, "1", "0", nullptr), narrow = run(type, "1", "1", nullptr);
+    expect(wide.counts, {2, 2, 2, 0, 0}, "16-bit weights");
+    expect(narrow.counts, {2, 2, 2, 0, 3}, "inputs in 16 bits");
+    near(narrow, wide, type == GGML_TYPE_F16 ? 2e-3f : 2e-2f, "inputs in 16 bits give something else");
+    const Outcome read = run(type, "1", "1", &Names::second);
+    expect(read.counts, {2, 2, 2, 0, 2}, "the host reads the second norm");
+  }
+  std::puts(
+      "norms, rotations and cache rows are joined, and inputs of products kept in 16 bits, where nobody else reads "
+      "them");
+  return 0;
+}
