@@ -23,7 +23,7 @@ const fn part(file: &'static str, title: &'static str, about: &'static str) -> P
 }
 
 /// In the order in which a reader meets the objects.
-const PARTS: [Part; 40] = [
+const PARTS: [Part; 41] = [
     part(
         "status",
         "Status codes and errors",
