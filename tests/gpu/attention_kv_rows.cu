@@ -537,7 +537,6 @@ int run_bench() {
       }
       p.chunks = 1, p.heads_per_chunk = kHeads / kKvHeads;
       // The plan of src/cuda/attention_plan.rs.
-      const int tiles = (length + shape.keys - 1) / shape.keys;
       {
         const int most_splits = std::min((length + shape.keys * shape.min_tiles - 1) / (shape.keys * shape.min_tiles), 256);
         const int by_memory = (launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024);
