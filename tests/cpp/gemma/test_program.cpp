@@ -185,7 +185,7 @@ void check_usage() {
   const auto usage = [](const std::vector<std::string>& arguments, const std::string& text) {
     require_failure(gemma(arguments), 2, text);
   };
-  usage({"--prompt", "x"}, "either --model FOLDER|FILE.gguf or --random NAME");
+  usage({"--prompt", "x"}, "either --model FOLDER|FILE.gguf|FILE.sbs or --random NAME");
   usage({"--model", "models/tiny-gemma3"}, "--model needs a --prompt");
   usage({"--random", "gemma3-1b", "--prompt", "x"}, "--random has no tokenizer");
   usage({"--wrong"}, "unknown option \"--wrong\"");
