@@ -162,7 +162,7 @@ def store_i8(matrix, symmetric):
 
 def store(matrix, kind, index):
     if kind == "mixed":
-        kind = ("f32", "bf16", "sfp", "sfp_scaled", "i8", "i8_symmetric")[index % 6]
+        kind = ("f32", "bf16", "sfp", "sfp_scaled", "i8")[index % 5]
     if kind == "nuq":
         groups = -(-len(matrix.words) // 256)
         data = bytes(16 * groups + -(-len(matrix.words) // 2))
