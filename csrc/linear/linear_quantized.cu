@@ -32,10 +32,9 @@ using Launch = const nvb_launch&;
 // values that F16 has not.
 bool fits_tensor_cores(Params p, Launch launch) {
   return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) &&
-         (p.encoding != NVB_SFP || p.input_dtype == NVB_BF16) && p.k > 0 &&
-         p.k % 64 == 0 && (p.k <= kMaxHopperK || !is_hopper(launch)) &&
-         is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) && is_aligned16(p.weight, 0, 1) &&
-         is_aligned16(p.scales, 0, 1);
+         (p.encoding != NVB_SFP || p.input_dtype == NVB_BF16) && p.k > 0 && p.k % 64 == 0 &&
+         (p.k <= kMaxHopperK || !is_hopper(launch)) && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) &&
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
 }
 
 struct Kernel {

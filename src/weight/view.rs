@@ -3,9 +3,9 @@
 use super::blocks::MOST_ELEMENTS;
 use super::encoding::{Encoding, Scales, BLOCK};
 use super::format::Granularity;
-use super::{fp8, sfp};
 use super::pack::Geometry;
 use super::BlockFormat;
+use super::{fp8, sfp};
 use crate::tensor::{DType, Element};
 use half::{bf16, f16};
 use std::ffi::c_void;

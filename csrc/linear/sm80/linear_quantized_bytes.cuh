@@ -1,5 +1,5 @@
-// Int8, FP8 and SFP weights by their scales; each .cu instantiates one function for one dtype of x, so that they compile in
-// parallel.
+// Int8, FP8 and SFP weights by their scales; each .cu instantiates one function for one dtype of x, so that they
+// compile in parallel.
 #pragma once
 
 #include "linear_quantized_launch.cuh"

@@ -28,7 +28,8 @@ struct File {
   double error;                   // of the weights against the file, at most
 };
 const File kFiles[] = {
-    {"f32", false, {NVB_WEIGHT_FORMAT_F32}, 0},          {"bf16", false, {NVB_WEIGHT_FORMAT_BF16}, 0},
+    {"f32", false, {NVB_WEIGHT_FORMAT_F32}, 0},
+    {"bf16", false, {NVB_WEIGHT_FORMAT_BF16}, 0},
     {"sfp", true, {NVB_WEIGHT_FORMAT_SFP}, 0},
     {"sfp_scaled", true, {NVB_WEIGHT_FORMAT_SFP}, 0},
     {"i8", true, {NVB_WEIGHT_FORMAT_BF16}, 2e-3},
@@ -41,7 +42,8 @@ const char* const kLayouts[] = {"first", "last"};
 // is decoded.
 std::vector<uint32_t> expected_formats(const File& file, const std::string& layout) {
   std::vector<uint32_t> formats = file.formats;
-  if (layout == "first" && formats == std::vector<uint32_t>{NVB_WEIGHT_FORMAT_INT8}) formats.push_back(NVB_WEIGHT_FORMAT_BF16);
+  if (layout == "first" && formats == std::vector<uint32_t>{NVB_WEIGHT_FORMAT_INT8})
+    formats.push_back(NVB_WEIGHT_FORMAT_BF16);
   std::sort(formats.begin(), formats.end());
   return formats;
 }
