@@ -16,6 +16,7 @@ struct Family {
 type Element = (&'static str, &'static str);
 
 const HALVES: &[Element] = &[("f16", "__half"), ("bf16", "__nv_bfloat16")];
+const BF16: &[Element] = &[("bf16", "__nv_bfloat16")];
 const F32: &[Element] = &[("f32", "float")];
 /// BF16 that meets FP8 weights as the sum of two FP8 numbers (linear_quantized_wgmma_input.cuh).
 const TWO_FP8: &[Element] = &[("bf16_as_two_fp8", "nvb::quantized::Bf16AsTwoFp8")];
@@ -38,7 +39,7 @@ const FAMILIES: &[Family] = &[
         stem: "linear_quantized_plain",
         includes: &["linear/linear_quantized_plain.cuh"],
         encodings: &[
-            "fp8_e4m3", "fp8_e5m2", "int8", "int4", "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0",
+            "fp8_e4m3", "fp8_e5m2", "int8", "int4", "sfp", "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0",
             "blocks_q2_k", "blocks_q3_k", "blocks_q4_k", "blocks_q5_k", "blocks_q6_k", "blocks_iq4_nl", "blocks_iq4_xs",
             "blocks_mxfp4",
         ],
@@ -174,6 +175,28 @@ template cudaError_t launch_kind<Operands::kE4m3E5m2>(const nvb_linear_wgmma_par
         encodings: &["int8", "fp8_e4m3", "fp8_e5m2"],
         elements: &[HALVES],
         text: QUANTIZED,
+    },
+    Family {
+        stem: "linear_quantized",
+        includes: &["linear/sm80/linear_quantized_bytes.cuh"],
+        encodings: &["sfp"],
+        elements: &[BF16],
+        text: QUANTIZED,
+    },
+    Family {
+        stem: "linear_quantized_decode",
+        includes: &["linear/sm90/linear_quantized_decode.cuh"],
+        encodings: &["sfp"],
+        elements: &[BF16],
+        text: "template cudaError_t nvb::quantized::launch_decode_{encoding}<{element}>(
+    const nvb_linear_quantized_params&, const nvb_launch&);",
+    },
+    Family {
+        stem: "linear_quantized_wgmma",
+        includes: &["linear/sm90/linear_quantized_wgmma_launch.cuh"],
+        encodings: &["sfp"],
+        elements: &[BF16],
+        text: WGMMA_ENCODING,
     },
     Family {
         stem: "linear_quantized_decode",

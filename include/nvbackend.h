@@ -1813,7 +1813,7 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 // and products permute their input.
 #define NVB_SOURCE_FORMAT_GPTQ 5
 
-// gemma.cpp's switching floating point, a byte an element; becomes BF16.
+// gemma.cpp's switching floating point, a byte an element, and a scale. Kept exactly (SFP, a scale for each part).
 #define NVB_SOURCE_FORMAT_SFP 6
 
 // gemma.cpp's I8: groups of 128 elements in 132 bytes. Quantised values kept where all zeros are 0 and K is a multiple
@@ -1923,7 +1923,7 @@ typedef struct {
 #define NVB_SOURCE_BORROWED 2
 
 // `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
-// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: SFP).
 #define NVB_WEIGHT_FORMAT_AS_IS 0
 
 // bfloat16.
@@ -1950,6 +1950,10 @@ typedef struct {
 // The blocks of GGUF as the file has them, bit for bit (Q4_0 to Q6_K, IQ4_NL, IQ4_XS, MXFP4: `source_format`): 4.5 bits an element
 // for Q4_K. From host or device memory, or `NVB_SOURCE_BORROWED` in memory that the caller has laid them into.
 #define NVB_WEIGHT_FORMAT_BLOCKS 8
+
+// gemma.cpp's switching floating point in a byte, largest value 1.875, times f32 scales of tensors or rows: what SFP has,
+// bit for bit. Products read it; with F16 activations, on a GPU, by its plain kernel or as floats.
+#define NVB_WEIGHT_FORMAT_SFP 9
 
 // `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
 #define NVB_GRANULARITY_DEFAULT 0

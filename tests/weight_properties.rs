@@ -162,7 +162,7 @@ proptest! {
     fn no_blocks_are_too_odd(
         parts in vec(blocks(), 1..3),
         arrangement in code(2),
-        (format, granularity, group_size) in (code(9), code(5), prop::sample::select(vec![0, 0, 0, 32, 64, 128, 7])),
+        (format, granularity, group_size) in (code(10), code(5), prop::sample::select(vec![0, 0, 0, 32, 64, 128, 7])),
         (zero_points, clipping) in (code(2), code(2)),
         as_is in any::<bool>(),
         source_format in code(21),

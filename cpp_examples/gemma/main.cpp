@@ -1,7 +1,8 @@
 // gemma: writes text with a Gemma model through libnvbackend. `gemma --help` lists the options.
 //
 // The parts, in the order in which a run passes them: options · config, safetensors, tokenizer (or gguf_model, or
-// random_model) · model (weights onto the device) · generate (prefill and decode) · forward (the calls of one pass).
+// sbs_model, or random_model) · model (weights onto the device) · generate (prefill and decode) · forward (the calls of
+// one pass).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,6 +19,7 @@
 #include "options.h"
 #include "random_model.h"
 #include "safetensors.h"
+#include "sbs_model.h"
 #include "speculate.h"
 #include "tokenizer.h"
 
@@ -32,10 +34,13 @@ struct Source {
   Config config;
   std::optional<Safetensors> files;
   std::optional<GgufModel> gguf;
+  std::optional<SbsModel> sbs;
   std::optional<RandomModel> random;
   std::unique_ptr<Tokenizer> tokenizer;  // not with random weights
 
-  const TensorMap& tensors() const { return files ? files->tensors() : gguf ? gguf->tensors : random->tensors; }
+  const TensorMap& tensors() const {
+    return files ? files->tensors() : gguf ? gguf->tensors : sbs ? sbs->tensors : random->tensors;
+  }
 };
 
 // A model's folder or file, or the name of one of random weights.
@@ -48,6 +53,10 @@ Source open_source(const std::string& model, const std::string& random) {
     source.gguf = open_gguf(model);
     source.config = source.gguf->config;
     source.tokenizer = std::make_unique<Tokenizer>(source.gguf->tokenizer, model + ": its tokenizer");
+  } else if (is_sbs(model)) {
+    source.sbs.emplace(open_sbs(model));
+    source.config = source.sbs->config;
+    source.tokenizer = std::make_unique<Tokenizer>(source.sbs->tokenizer, model + ": its tokenizer");
   } else {
     source.config = read_config(model);
     source.tokenizer = std::make_unique<Tokenizer>(model + "/tokenizer.model");

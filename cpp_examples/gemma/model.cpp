@@ -164,6 +164,7 @@ class Loader {
       const bool mixed = std::any_of(blocks.begin(), blocks.end(), [&blocks](const nvb_weight_blocks& part) {
         return part.source_format != blocks[0].source_format;
       });
+      if (format == NVB_WEIGHT_FORMAT_AS_IS && first->second.format != 0) desc.format = first->second.format;
       if (mixed && format == NVB_WEIGHT_FORMAT_AS_IS) {
         // Files of llama.cpp's mixtures, such as Q4_K_M, keep V more finely than Q and K. 8 bits lose little of either.
         desc.format = NVB_WEIGHT_FORMAT_INT8;
@@ -208,6 +209,7 @@ class Loader {
       block.rows = part.rows;
       block.columns = columns;
       block.source_format = tensor.source_format;
+      block.scale = tensor.scale;
       blocks.push_back(block);
     }
     return blocks;

@@ -74,12 +74,13 @@ uint64_t size(const std::string& option, const std::string& text) {
 std::string help_text() {
   return "Writes text with a Gemma 1, 2 or 3 model through libnvbackend.\n"
          "\n"
-         "  gemma --model FOLDER|FILE.gguf --prompt TEXT [options]\n"
+         "  gemma --model FOLDER|FILE.gguf|FILE.sbs --prompt TEXT [options]\n"
          "  gemma --random NAME [--prompt-tokens N] [options]\n"
          "\n"
          "What to run\n"
          "  --model FOLDER      config.json, tokenizer.model and model.safetensors, or several with an index\n"
          "  --model FILE.gguf   a Gemma 3 with its tokenizer, in F32, F16, BF16, Q4_0, Q4_K, Q6_K or Q8_0\n"
+         "  --model FILE.sbs    a Gemma 1, 2 or 3 of gemma.cpp, in F32, BF16, SFP or I8\n"
          "  --prompt TEXT       give it several times to continue several prompts at once\n"
          "  --random NAME       random weights of a published shape, to measure speed; one of\n"
          "                      " +
@@ -209,7 +210,7 @@ Options parse_options(int count, char** arguments) {
   if (options.help || options.version) return options;
   options.weights = parse_weight_formats(weights, table, zero_points);
   if (options.model.empty() == options.random.empty())
-    fail("either --model FOLDER|FILE.gguf or --random NAME is needed");
+    fail("either --model FOLDER|FILE.gguf|FILE.sbs or --random NAME is needed");
   if (!options.random.empty() && !options.prompts.empty()) {
     fail("--random has no tokenizer: give --prompt-tokens instead of --prompt");
   }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "error.h"
+#include "little_endian.h"
 #include "strict_json.h"
 
 namespace gemma {
@@ -31,13 +32,6 @@ std::optional<uint64_t> element_bytes(const std::string& dtype) {
 uint64_t unsigned_value(const json& value, const std::string& where, const char* what) {
   if (!value.is_number_unsigned()) fail(where, ": ", what, " is ", value.dump(), "; it must be an integer from 0 on");
   return value.get<uint64_t>();
-}
-
-// Little-endian by the format's definition, whatever this machine is.
-uint64_t read_u64(const uint8_t* bytes) {
-  uint64_t value = 0;
-  for (int i = 7; i >= 0; --i) value = value << 8 | bytes[i];
-  return value;
 }
 
 struct Range {

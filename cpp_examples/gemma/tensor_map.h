@@ -12,11 +12,14 @@ namespace gemma {
 
 // A view of a row-major tensor in host memory that its loader owns.
 struct HostTensor {
-  std::string dtype;  // as safetensors spells it, "F32", "F16", "BF16", "I32", …; of blocks in a GGUF file "Q8_0", …
+  std::string dtype;  // as safetensors spells it, "F32", "F16", "BF16", "I32", …; of blocks in a GGUF file "Q8_0", …,
+                      // of gemma.cpp's "SFP", "I8"
   std::vector<int64_t> shape;
   const void* data = nullptr;  // aligned to one byte only
   size_t bytes = 0;
   uint32_t source_format = 0;  // NVB_SOURCE_FORMAT_… of blocks; 0: numbers of the dtype
+  float scale = 1;             // of SFP: multiplies each element
+  uint32_t format = 0;         // NVB_WEIGHT_FORMAT_… that blocks become by themselves; 0: the library's choice
 };
 
 using TensorMap = std::map<std::string, HostTensor>;

@@ -28,6 +28,29 @@ TensorNames gguf_names() {
   return names;
 }
 
+// gemma.cpp's names, of what sbs_model.cpp makes of its files.
+TensorNames sbs_names() {
+  TensorNames names;
+  names.embedding = "c_embedding";
+  names.final_norm = "c_final_norm";
+  names.head = "lm_head";
+  names.layers = "layer ";
+  names.input_norm = "pre_att_ns";
+  names.query = "query";
+  names.key = "key";
+  names.value = "value";
+  names.output = "att_w";
+  names.query_norm = "query_norm";
+  names.key_norm = "key_norm";
+  names.post_attention_norm = "post_att_ns";
+  names.pre_feed_forward_norm = "pre_ff_ns";
+  names.post_feed_forward_norm = "post_ff_ns";
+  names.gate = "gating1_w";
+  names.up = "gating2_w";
+  names.down = "linear_w";
+  return names;
+}
+
 TensorNames hugging_face_names(const Config& config, const std::string& prefix, const std::string& head) {
   TensorNames names;
   names.embedding = prefix + "embed_tokens";
@@ -61,13 +84,14 @@ TensorNames find_tensor_names(const Config& config, const TensorMap& tensors) {
       hugging_face_names(config, "language_model.model.", "language_model.lm_head"),
       hugging_face_names(config, "", "lm_head"),
       gguf_names(),
+      sbs_names(),
   };
   for (const TensorNames& names : candidates) {
     if (tensors.count(names.embedding + ".weight") != 0) return names;
   }
   fail(
       "the model has no tensor \"model.embed_tokens.weight\", nor one where multimodal models keep it, nor GGUF's "
-      "\"token_embd.weight\"");
+      "\"token_embd.weight\", nor gemma.cpp's \"c_embedding\"");
 }
 
 }  // namespace gemma

@@ -1,4 +1,4 @@
-// What a model's tensors are called, in Hugging Face folders and in GGUF files.
+// What a model's tensors are called, in Hugging Face folders, in GGUF files and in gemma.cpp's.
 #ifndef GEMMA_TENSOR_NAMES_H
 #define GEMMA_TENSOR_NAMES_H
 

@@ -46,6 +46,8 @@ const char* weight_format_name(uint32_t format) {
       return "int8";
     case NVB_WEIGHT_FORMAT_INT4:
       return "int4";
+    case NVB_WEIGHT_FORMAT_SFP:
+      return "sfp";
     default:
       return "other";
   }

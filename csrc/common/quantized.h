@@ -11,12 +11,13 @@
 #include <stdint.h>
 
 // Value of an element: Int8 scale * q; Int4 scale * (q - 8), or scale * q + zero point, which is the value that q = 0
-// stands for; FP8 scale * value(q).
+// stands for; FP8 and SFP scale * value(q).
 enum nvb_encoding_code : uint32_t {
   NVB_FP8_E4M3 = 1,  // largest finite 448, no infinity, 0x7f and 0xff are NaN
   NVB_FP8_E5M2 = 2,
   NVB_INT8 = 3,
   NVB_INT4 = 4,
+  NVB_SFP = 5,  // gemma.cpp's switching floating point, largest 1.875, each value a BF16; 0x80 does not occur
 };
 
 // Blocks of GGUF as a file has them, whose scales lie within. They stand where an encoding does, so they share no
@@ -44,7 +45,7 @@ constexpr bool nvb_is_blocks(uint32_t encoding) {
 }
 
 enum nvb_scale_code : uint32_t {
-  // f32 [n]; 8-bit encodings.
+  // f32 [n]; 8-bit encodings, of SFP alone.
   NVB_SCALES_ROWS = 1,
   // f16 a row and group of k. Int8: [n][groups]. Int4: [n / 16][groups][g 0..7][2], the scales of rows g and g + 8.
   NVB_SCALES_GROUPS = 2,
@@ -73,6 +74,7 @@ inline bool nvb_is_valid_quantized(uint32_t encoding, uint32_t scale_kind, uint3
   if (encoding == NVB_INT4) return groups;
   if (zero_points != nullptr) return false;
   if (encoding == NVB_INT8) return groups || scale_kind == NVB_SCALES_ROWS;
+  if (encoding == NVB_SFP) return scale_kind == NVB_SCALES_ROWS;
   const bool fp8 = encoding == NVB_FP8_E4M3 || encoding == NVB_FP8_E5M2;
   return fp8 && (scale_kind == NVB_SCALES_ROWS || scale_kind == NVB_SCALES_BLOCKS);
 }

@@ -10,6 +10,7 @@
 
 #include "mma.cuh"
 #include "programmatic_launch.cuh"
+#include "quantized_element.cuh"
 #include "quantized_product.h"
 #include "vector.cuh"
 
@@ -96,11 +97,16 @@ __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t mask, uint32_t b
 template <typename T>
 inline constexpr uint32_t kOnes = kIsBf16<T> ? 0x3f803f80u : 0x3c003c00u;
 
-// Four 8-bit elements → two pairs of T with the same value. FP8 codes are those of numbers (src/weight/codes.rs refuses
-// others).
+// Four 8-bit elements → two pairs of T with the same value. FP8 codes are those of numbers (src/weight/byte_rows.rs
+// refuses others). The smallest values of SFP are no numbers of F16.
 template <uint32_t Encoding, typename T>
 __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uint32_t& second) {
-  if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
+  if constexpr (Encoding == NVB_SFP) {
+    static_assert(kIsBf16<T>, "SFP is BF16 in a byte");
+    const uint2 parts = split_sfp(word);
+    first = __byte_perm(parts.x, parts.y, 0x5140);
+    second = __byte_perm(parts.x, parts.y, 0x7362);
+  } else if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
     // 128 + the low seven bits, plus -128 or -256 by the sign bit: both are multiples of a bf16's last place there.
     const uint32_t low = __byte_perm(word, 0, 0x4140), high = __byte_perm(word, 0, 0x4342);
     first = add_pairs<T>(and_or(low, 0x007f007fu, 0x43004300u), and_or(low, 0x00800080u, 0xc300c300u));
@@ -222,14 +228,14 @@ class Int4Weight {
   int shift_;
 };
 
-// Int8 and FP8, row-major. A lane takes 16 neighbouring k of each of its rows, with groups of 32 two times 8, so that
-// an instruction stays inside a group.
+// Int8, FP8 and SFP, row-major. A lane takes 16 neighbouring k of each of its rows, with groups of 32 two times 8, so
+// that an instruction stays inside a group.
 template <uint32_t Encoding, Scales Kind>
 class ByteWeight {
  public:
   static constexpr uint32_t kEncoding = Encoding;
   static constexpr Scales kScales = Kind;
-  static constexpr bool kFp8 = Encoding != NVB_INT8;
+  static constexpr bool kFp8 = Encoding == NVB_FP8_E4M3 || Encoding == NVB_FP8_E5M2;
   static constexpr bool kZeroPoints = false;
   static constexpr int kSteps = Kind == Scales::kGroups32 ? 2 : 1;
   static constexpr int kWords = 8;  // four of row g, four of row g + 8

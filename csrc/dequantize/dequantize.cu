@@ -120,6 +120,8 @@ extern "C" cudaError_t nvb_cuda_dequantize(const nvb_dequantize_params* params, 
       return nvb::launch_encoding<NVB_FP8_E5M2>(p, *launch);
     case NVB_INT8:
       return nvb::launch_encoding<NVB_INT8>(p, *launch);
+    case NVB_SFP:
+      return nvb::launch_encoding<NVB_SFP>(p, *launch);
     case NVB_INT4:
       return nvb::launch_encoding<NVB_INT4>(p, *launch);
     default:

@@ -117,11 +117,12 @@ bool supports_mma(const nvb_grouped_linear_params& p, const nvb_launch& launch) 
   return p.weight_dtype != 0 && p.k % 8 == 0 && is_aligned16(p.weight, p.weight_stride, 2) && supports_input(p, launch);
 }
 
-// Chunks of 64 along k, counted in 32 bits, and an expert's first row of Int4 at the head of a tile.
+// Chunks of 64 along k, counted in 32 bits, of all but SFP, and an expert's first row of Int4 at the head of a tile.
 bool supports_quantized(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const bool rows = p.encoding != NVB_INT4 || p.experts == 1 || p.n % 16 == 0;
-  return p.weight_dtype == 0 && !nvb_is_blocks(p.encoding) && p.k > 0 && p.k % 64 == 0 && p.k <= int64_t{1} << 30 &&
-         rows && is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) && supports_input(p, launch);
+  return p.weight_dtype == 0 && !nvb_is_blocks(p.encoding) && p.encoding != NVB_SFP && p.k > 0 && p.k % 64 == 0 &&
+         p.k <= int64_t{1} << 30 && rows && is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1) &&
+         supports_input(p, launch);
 }
 
 nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
@@ -203,6 +204,8 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
       return launch_plain<NVB_FP8_E5M2>(p, *launch);
     case NVB_INT8:
       return launch_plain<NVB_INT8>(p, *launch);
+    case NVB_SFP:
+      return launch_plain<NVB_SFP>(p, *launch);
     case NVB_INT4:
       return launch_plain<NVB_INT4>(p, *launch);
     default:

@@ -28,12 +28,13 @@ bool is_valid(const nvb_linear_quantized_params& p) {
 using Params = const nvb_linear_quantized_params&;
 using Launch = const nvb_launch&;
 
-// Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used.
+// Chunks of 64 along k, and rows of x that 16-byte copies can take. The stride of a single row is never used. SFP has
+// values that F16 has not.
 bool fits_tensor_cores(Params p, Launch launch) {
-  return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) && p.k > 0 &&
-         p.k % 64 == 0 && (p.k <= kMaxHopperK || !is_hopper(launch)) &&
-         is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) && is_aligned16(p.weight, 0, 1) &&
-         is_aligned16(p.scales, 0, 1);
+  return launch.capability >= 80 && p.input_dtype != NVB_F32 && !nvb_is_blocks(p.encoding) &&
+         (p.encoding != NVB_SFP || p.input_dtype == NVB_BF16) && p.k > 0 && p.k % 64 == 0 &&
+         (p.k <= kMaxHopperK || !is_hopper(launch)) && is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, 2) &&
+         is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
 }
 
 struct Kernel {
@@ -54,6 +55,9 @@ cudaError_t launch_encoding(Params p, Launch launch, Tokens tokens) {
       return launch_int8<T>(p, launch, tokens);
     case NVB_FP8_E4M3:
       return launch_fp8_e4m3<T>(p, launch, tokens);
+    case NVB_SFP:
+      if constexpr (kDtype<T> == NVB_BF16) return launch_sfp<T>(p, launch, tokens);
+      return cudaErrorInvalidValue;
     default:
       return launch_fp8_e5m2<T>(p, launch, tokens);
   }
@@ -72,6 +76,9 @@ cudaError_t launch_decode_encoding(Params p, Launch launch) {
       return launch_decode_int4<T>(p, launch);
     case NVB_INT8:
       return launch_decode_int8<T>(p, launch);
+    case NVB_SFP:
+      if constexpr (kDtype<T> == NVB_BF16) return launch_decode_sfp<T>(p, launch);
+      return cudaErrorInvalidValue;
     default:
       return launch_decode_fp8<T>(p, launch);
   }

@@ -22,6 +22,9 @@ template <typename T>
 cudaError_t launch_fp8_e4m3(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
 template <typename T>
 cudaError_t launch_fp8_e5m2(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
+// x in BF16 alone.
+template <typename T>
+cudaError_t launch_sfp(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens);
 
 // linear_quantized_plain.cuh: every input, of one encoding.
 template <uint32_t Encoding>

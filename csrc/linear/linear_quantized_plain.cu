@@ -13,6 +13,8 @@ cudaError_t launch_plain(const nvb_linear_quantized_params& params, const nvb_la
       return launch_plain_encoding<NVB_FP8_E5M2>(params, launch);
     case NVB_INT8:
       return launch_plain_encoding<NVB_INT8>(params, launch);
+    case NVB_SFP:
+      return launch_plain_encoding<NVB_SFP>(params, launch);
     case NVB_INT4:
       return launch_plain_encoding<NVB_INT4>(params, launch);
     default:

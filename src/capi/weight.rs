@@ -33,7 +33,7 @@ pub const NVB_SOURCE_DEVICE: u32 = 1;
 pub const NVB_SOURCE_BORROWED: u32 = 2;
 
 /// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
-/// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: BF16).
+/// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: SFP).
 pub const NVB_WEIGHT_FORMAT_AS_IS: u32 = 0;
 /// bfloat16.
 pub const NVB_WEIGHT_FORMAT_BF16: u32 = 1;
@@ -53,6 +53,9 @@ pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
 /// The blocks of GGUF as the file has them, bit for bit (Q4_0 to Q6_K, IQ4_NL, IQ4_XS, MXFP4: `source_format`): 4.5 bits an element
 /// for Q4_K. From host or device memory, or `NVB_SOURCE_BORROWED` in memory that the caller has laid them into.
 pub const NVB_WEIGHT_FORMAT_BLOCKS: u32 = 8;
+/// gemma.cpp's switching floating point in a byte, largest value 1.875, times f32 scales of tensors or rows: what SFP has,
+/// bit for bit. Products read it; with F16 activations, on a GPU, by its plain kernel or as floats.
+pub const NVB_WEIGHT_FORMAT_SFP: u32 = 9;
 
 /// `granularity`: groups if `group_size` is given; else rows for FP8 and INT8, groups of 32 for INT4.
 pub const NVB_GRANULARITY_DEFAULT: u32 = 0;
@@ -193,12 +196,13 @@ pub(super) fn format_of(desc: &nvb_weight_desc) -> Result<Option<Format>> {
         NVB_WEIGHT_FORMAT_FP8_E5M2 => Some(Encoding::Fp8E5m2),
         NVB_WEIGHT_FORMAT_INT8 => Some(Encoding::Int8),
         NVB_WEIGHT_FORMAT_INT4 => Some(Encoding::Int4),
+        NVB_WEIGHT_FORMAT_SFP => Some(Encoding::Sfp),
         NVB_WEIGHT_FORMAT_BLOCKS => {
             return Err(Error::invalid(
                 "format is NVB_WEIGHT_FORMAT_BLOCKS, which blocks of one GGUF format alone become",
             ))
         }
-        other => return Err(Error::invalid(format!("format is {other}; NVB_WEIGHT_FORMAT_… (0 to 8) is needed"))),
+        other => return Err(Error::invalid(format!("format is {other}; NVB_WEIGHT_FORMAT_… (0 to 9) is needed"))),
     };
     match encoding {
         Some(encoding) if !encoding.is_float() => {
@@ -406,6 +410,7 @@ pub unsafe extern "C" fn nvb_weight_get_info(weight: *const nvb_weight, info: *m
                 Encoding::Fp8E5m2 => NVB_WEIGHT_FORMAT_FP8_E5M2,
                 Encoding::Int8 => NVB_WEIGHT_FORMAT_INT8,
                 Encoding::Int4 => NVB_WEIGHT_FORMAT_INT4,
+                Encoding::Sfp => NVB_WEIGHT_FORMAT_SFP,
                 Encoding::Blocks(_) => NVB_WEIGHT_FORMAT_BLOCKS,
             },
             granularity: match format.granularity {

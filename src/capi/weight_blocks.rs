@@ -29,7 +29,7 @@ pub const NVB_SOURCE_FORMAT_AWQ: u32 = 4;
 /// g_idx i32 [K] (NULL: in order). Quantised values kept as for AWQ; columns that g_idx reorders are sorted by group,
 /// and products permute their input.
 pub const NVB_SOURCE_FORMAT_GPTQ: u32 = 5;
-/// gemma.cpp's switching floating point, a byte an element; becomes BF16.
+/// gemma.cpp's switching floating point, a byte an element, and a scale. Kept exactly (SFP, a scale for each part).
 pub const NVB_SOURCE_FORMAT_SFP: u32 = 6;
 /// gemma.cpp's I8: groups of 128 elements in 132 bytes. Quantised values kept where all zeros are 0 and K is a multiple
 /// of 128 (INT8, groups of 128), else quantised again.

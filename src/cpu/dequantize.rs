@@ -104,6 +104,7 @@ macro_rules! bytes {
 bytes!(Int8, load_i8, 1.0);
 bytes!(E4m3, load_e4m3, 256.0);
 bytes!(E5m2, load_e5m2, 1.0);
+bytes!(Sfp, load_sfp, 1.0);
 
 /// Runs `$body` with `$type` standing for the [`Encoded`] of a quantised weight.
 macro_rules! with_encoding {
@@ -120,6 +121,8 @@ macro_rules! with_encoding {
             (Of::Fp8E4m3, true) => with_encoding!(@ formats::E4m3<true>, $type => $body),
             (Of::Fp8E5m2, false) => with_encoding!(@ formats::E5m2<false>, $type => $body),
             (Of::Fp8E5m2, true) => with_encoding!(@ formats::E5m2<true>, $type => $body),
+            (Of::Sfp, false) => with_encoding!(@ formats::Sfp<false>, $type => $body),
+            (Of::Sfp, true) => with_encoding!(@ formats::Sfp<true>, $type => $body),
             (Of::Float(_) | Of::Blocks(_), _) => unreachable!("a float weight is read as it stands, blocks as theirs say"),
         }
     }};

@@ -25,7 +25,7 @@ pub struct Format {
 
 pub const BLOCKS: usize = usize::MAX;
 
-pub const FORMATS: [Format; 13] = [
+pub const FORMATS: [Format; 14] = [
     Format { encoding: Encoding::Int8, size: 0, zero_points: false },
     Format { encoding: Encoding::Int8, size: 32, zero_points: false },
     Format { encoding: Encoding::Int8, size: 128, zero_points: false },
@@ -39,6 +39,7 @@ pub const FORMATS: [Format; 13] = [
     Format { encoding: Encoding::Fp8E4m3, size: BLOCKS, zero_points: false },
     Format { encoding: Encoding::Fp8E5m2, size: 0, zero_points: false },
     Format { encoding: Encoding::Fp8E5m2, size: BLOCKS, zero_points: false },
+    Format { encoding: Encoding::Sfp, size: 0, zero_points: false },
 ];
 
 impl Quantized {
@@ -50,6 +51,8 @@ impl Quantized {
             (0..rows * row_stride).map(|i| ((i as u32).wrapping_mul(2_654_435_761) >> 23) as u8).collect();
         if int4 {
             quantized.truncate(rows * row_stride / 2);
+        } else if format.encoding == Encoding::Sfp {
+            quantized.iter_mut().filter(|q| **q == 0x80).for_each(|q| *q = 0);
         } else if format.encoding != Encoding::Int8 {
             // No NaN and no infinity, and no value so large that the sum is only it.
             quantized.iter_mut().for_each(|q| *q &= if format.encoding == Encoding::Fp8E4m3 { 0xdf } else { 0xbf });

@@ -53,11 +53,12 @@ fn part(matrix: &Matrix) -> Part {
     Part { data: matrix.data, rows: matrix.rows as i64, stride: matrix.row_stride as i64 }
 }
 
-/// Scales of Int4 that stand for a whole row, and the search for an Int8 clipping range, are left to the host.
+/// Scales of Int4 that stand for a whole row, the search for an Int8 clipping range, and SFP are left to the host.
 pub(super) fn supports(format: &Format, parts: usize) -> bool {
     let int4 = format.encoding == Encoding::Int4;
     let groups = matches!(format.granularity, Granularity::Groups(_));
-    (1..=MAX_PARTS).contains(&parts) && !format.encoding.is_float() && (!int4 || groups) && (!format.clipping || int4)
+    let floats = format.encoding.is_float() || format.encoding == Encoding::Sfp;
+    (1..=MAX_PARTS).contains(&parts) && !floats && (!int4 || groups) && (!format.clipping || int4)
 }
 
 /// Waits for the stream, because the caller wants to know what was lost.

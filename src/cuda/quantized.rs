@@ -10,6 +10,7 @@ enum EncodingCode {
     Fp8E5m2 = 2,
     Int8 = 3,
     Int4 = 4,
+    Sfp = 5,
 }
 
 /// `nvb_block_code` of csrc/common/quantized.h.
@@ -46,6 +47,7 @@ pub(super) fn encoding_code(encoding: Encoding) -> Option<u32> {
         Encoding::Fp8E5m2 => EncodingCode::Fp8E5m2,
         Encoding::Int8 => EncodingCode::Int8,
         Encoding::Int4 => EncodingCode::Int4,
+        Encoding::Sfp => EncodingCode::Sfp,
         Encoding::Blocks(format) => return Some(block_code(format)),
     };
     Some(code as u32)

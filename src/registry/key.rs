@@ -70,7 +70,7 @@ impl ProductKey {
 }
 
 /// The names that tuning files write for encodings, without spaces.
-const ENCODINGS: [(Encoding, &str); 7] = [
+const ENCODINGS: [(Encoding, &str); 8] = [
     (Encoding::Float(DType::F32), "f32"),
     (Encoding::Float(DType::F16), "f16"),
     (Encoding::Float(DType::Bf16), "bf16"),
@@ -78,6 +78,7 @@ const ENCODINGS: [(Encoding, &str); 7] = [
     (Encoding::Fp8E5m2, "fp8_e5m2"),
     (Encoding::Int8, "int8"),
     (Encoding::Int4, "int4"),
+    (Encoding::Sfp, "sfp"),
 ];
 
 /// `bf16`, `int4`: one word.

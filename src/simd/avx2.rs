@@ -58,6 +58,18 @@ impl Simd for Avx2 {
         }
         load_e5m2(pointer: *const u8) -> __m256 =
             _mm256_cvtph_ps(_mm_slli_epi16::<8>(_mm_cvtepu8_epi16(_mm_loadl_epi64(pointer.cast()))));
+        load_sfp(pointer: *const u8) -> __m256 {
+            // Of both kinds of fields the right ones are the smaller number (weight/sfp.rs).
+            let bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64(pointer.cast()));
+            let size = _mm_and_si128(bytes, _mm_set1_epi16(0x7f));
+            let small = _mm_add_epi16(_mm_slli_epi16::<5>(size), _mm_set1_epi16(0x3400));
+            let large = _mm_add_epi16(_mm_slli_epi16::<4>(size), _mm_set1_epi16(0x3800));
+            let zero = _mm_cmpeq_epi16(size, _mm_setzero_si128());
+            let magnitude = _mm_andnot_si128(zero, _mm_min_epu16(small, large));
+            let sign = _mm_slli_epi16::<8>(_mm_andnot_si128(_mm_set1_epi16(0x7f), bytes));
+            let wide = _mm256_cvtepu16_epi32(_mm_or_si128(magnitude, sign));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
         load_low_nibbles((scale, offset): (__m256, __m256), pointer: *const u8) -> __m256 {
             let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(pointer.cast()));
             let numbers = _mm256_and_si256(bytes, _mm256_set1_epi32(15));

@@ -89,6 +89,17 @@ impl Simd for Avx512 {
         }
         load_e5m2(pointer: *const u8) -> __m512 =
             _mm512_cvtph_ps(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()))));
+        load_sfp(pointer: *const u8) -> __m512 {
+            // Of both kinds of fields the right ones are the smaller number (weight/sfp.rs).
+            let bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128(pointer.cast()));
+            let size = _mm256_and_si256(bytes, _mm256_set1_epi16(0x7f));
+            let small = _mm256_add_epi16(_mm256_slli_epi16::<5>(size), _mm256_set1_epi16(0x3400));
+            let large = _mm256_add_epi16(_mm256_slli_epi16::<4>(size), _mm256_set1_epi16(0x3800));
+            let some = _mm256_cmpneq_epi16_mask(size, _mm256_setzero_si256());
+            let magnitude = _mm256_maskz_min_epu16(some, small, large);
+            let sign = _mm256_slli_epi16::<8>(_mm256_andnot_si256(_mm256_set1_epi16(0x7f), bytes));
+            from_bf16(_mm256_or_si256(magnitude, sign))
+        }
         symmetric_nibbles(scale: __m512) -> __m512 =
             _mm512_mul_ps(_mm512_sub_ps(Self::lane_numbers(), Self::splat(8.0)), scale);
         load_low_nibbles(values: __m512, pointer: *const u8) -> __m512 {

@@ -6,6 +6,19 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// The BF16 of an SFP byte. Without the sign its bits are exponent and mantissa: with bit 6 clear 4 and 2 from 2^-23 on, else 3
+/// and 3 from 2^-7 on. Moved to their places in a BF16, the fields of the right kind are the smaller number; 0 is zero.
+#[inline(always)]
+pub fn sfp_bits(byte: u8) -> u16 {
+    let size = u16::from(byte & 0x7f);
+    let magnitude = (0x3400 + (size << 5)).min(0x3800 + (size << 4));
+    if size == 0 {
+        0
+    } else {
+        magnitude | u16::from(byte & 0x80) << 8
+    }
+}
+
 /// The methods of a level, of which all are `#[inline(always)]`; one that is an expression is `name(…) -> … = expression;`.
 macro_rules! methods {
     () => {};
@@ -74,6 +87,15 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_e4m3(pointer: *const u8) -> Self::Vector;
     /// Loads an FP8 E5M2 number a lane.
     unsafe fn load_e5m2(pointer: *const u8) -> Self::Vector;
+    /// Loads an SFP number a lane: gemma.cpp's, which are those of BF16 in a byte.
+    #[inline(always)]
+    unsafe fn load_sfp(pointer: *const u8) -> Self::Vector {
+        let mut lanes = [0u16; 16];
+        for (i, lane) in lanes.iter_mut().enumerate().take(Self::LANES) {
+            *lane = sfp_bits(pointer.add(i).read());
+        }
+        Self::load_bf16(lanes.as_ptr())
+    }
     /// Prepares to turn numbers q of 4 bits into scale · q + offset. The products must be exact in f32, as those with a
     /// scale of 16 bits are; then every level gives the same values.
     unsafe fn nibbles(scale: Self::Vector, offset: Self::Vector) -> Self::Nibbles;

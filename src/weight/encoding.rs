@@ -9,6 +9,7 @@ use std::fmt;
 ///
 /// - `Float`: the element itself
 /// - `Fp8E4m3`, `Fp8E5m2`: scale · value(q); E4M3 is the variant without infinities (largest value 448)
+/// - `Sfp`: scale · value(q); gemma.cpp's switching floating point, whose largest value is 1.875
 /// - `Int8`: scale · q, q in −127 ..= 127 (imported quantised values may be −128)
 /// - `Int4`: scale · (q − 8), with zero points scale · q + zero point; q in 0 ..= 15
 /// - `Blocks`: what the block of the file says, whose scales lie within it
@@ -19,11 +20,13 @@ pub enum Encoding {
     Fp8E5m2,
     Int8,
     Int4,
+    Sfp,
     Blocks(BlockFormat),
 }
 
 impl Encoding {
-    pub const QUANTIZED: [Encoding; 4] = [Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8, Encoding::Int4];
+    pub const QUANTIZED: [Encoding; 5] =
+        [Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Int8, Encoding::Int4, Encoding::Sfp];
 
     pub fn is_float(self) -> bool {
         matches!(self, Encoding::Float(_))
@@ -38,7 +41,7 @@ impl Encoding {
     pub fn bytes(self, elements: usize) -> usize {
         match self {
             Encoding::Float(dtype) => elements * dtype.size(),
-            Encoding::Fp8E4m3 | Encoding::Fp8E5m2 | Encoding::Int8 => elements,
+            Encoding::Fp8E4m3 | Encoding::Fp8E5m2 | Encoding::Int8 | Encoding::Sfp => elements,
             Encoding::Int4 => elements.div_ceil(2),
             Encoding::Blocks(format) => format.bytes(elements),
         }
@@ -53,6 +56,7 @@ impl fmt::Display for Encoding {
             Encoding::Fp8E5m2 => formatter.write_str("fp8 e5m2"),
             Encoding::Int8 => formatter.write_str("int8"),
             Encoding::Int4 => formatter.write_str("int4"),
+            Encoding::Sfp => formatter.write_str("sfp"),
             Encoding::Blocks(format) => format.fmt(formatter),
         }
     }

@@ -8,7 +8,7 @@ use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
 use super::scale_search::search;
 use super::stripe::Stripe;
-use super::{fp8, int4, int8};
+use super::{fp8, int4, int8, sfp};
 use crate::error::{Error, Result};
 use half::f16;
 
@@ -75,6 +75,7 @@ pub(super) fn step(format: &Format, range: Range, ratio: f32) -> Step {
         Encoding::Int4 if range.high > -range.low => most / -8.0,
         Encoding::Int4 => most / 8.0,
         Encoding::Fp8E4m3 => most / fp8::E4M3_MAX,
+        Encoding::Sfp => most / sfp::MAX,
         _ => most / fp8::E5M2_MAX,
     };
     Step { scale: stored_scale(format, scale), zero_point: 0.0 }
@@ -113,6 +114,7 @@ fn encode(format: &Format, step: Step, values: &[f32], quantized: &mut [u8]) {
             }
         }
         Encoding::Fp8E4m3 => fill(quantized, &|value| fp8::e4m3_from_f32(value * inverse)),
+        Encoding::Sfp => fill(quantized, &|value| sfp::from_f32(value * inverse)),
         _ => fill(quantized, &|value| fp8::e5m2_from_f32(value * inverse)),
     }
 }
@@ -228,7 +230,7 @@ mod tests {
         let steps = match format.encoding {
             Encoding::Int8 => 127.0 * 2.0,
             Encoding::Int4 => 14.0,
-            Encoding::Fp8E4m3 => 28.0,
+            Encoding::Fp8E4m3 | Encoding::Sfp => 28.0,
             _ => 14.0,
         };
         // The quantised value 8 does not exist: a value of the other sign and the same magnitude is a whole step off.
@@ -279,6 +281,7 @@ mod tests {
                 Encoding::Int8 => (0..columns).map(|i| ((i * 37 + 127) % 255) as f32 - 127.0).collect(),
                 Encoding::Int4 => (0..columns).map(|i| ((i * 7) % 16) as f32 - 8.0).collect(),
                 Encoding::Fp8E4m3 => (0..columns).map(|i| fp8::e4m3_to_f32((i * 5 % 127) as u8)).collect(),
+                Encoding::Sfp => (0..columns).map(|i| sfp::to_f32((i * 5 % 128) as u8)).collect(),
                 _ => (0..columns).map(|i| fp8::e5m2_to_f32((i * 5 % 124) as u8)).collect(),
             };
             let full = |group: &[f32]| {

@@ -2,7 +2,7 @@
 //!
 //! - SFP, "switching floating point": a sign; bit 6 set: 3 bits of exponent from 2^-7 on and 3 of mantissa; clear: 4 bits of
 //!   exponent from 2^-23 on and 2 of mantissa, 0 being zero. 0x80 is reserved. The largest is 1.875; one f32 scale a tensor.
-//!   Without the scale it is exactly a BF16.
+//!   Without the scale it is exactly a BF16. It is kept as it is.
 //! - I8: the elements of all rows in sequence, in groups of 128: BF16 inverse scale, BF16 zero, 128 signed bytes. Value
 //!   inverse · q − zero · inverse. With zeros of 0 and rows of whole groups the quantised values are kept.
 
@@ -10,21 +10,40 @@ use super::encoding::Encoding;
 use super::format::{Format, Granularity};
 use super::rows::{expect_bytes, f16_scale, QuantizedSource, RowSource, Shape};
 use crate::error::{Error, Result};
-use crate::tensor::DType;
+use crate::simd::sfp_bits;
 use half::{bf16, f16};
 
-/// The largest value of an SFP byte, before the tensor's scale.
-const LARGEST: f32 = 1.875;
+/// The largest value of an SFP byte, before the scale.
+pub const MAX: f32 = 1.875;
 
-/// The BF16 of a byte that is not 0x80.
-pub fn sfp_to_bf16(q: u8) -> bf16 {
-    let sign = u16::from(q & 0x80) << 8;
-    let magnitude = u16::from(q & 0x7f);
-    bf16::from_bits(match magnitude {
-        0 => 0,
-        1..=63 => sign | (0x3400 + (magnitude << 5)),
-        _ => sign | (0x3800 + (magnitude << 4)),
-    })
+/// The value of a byte that is not 0x80.
+pub fn to_f32(q: u8) -> f32 {
+    bf16::from_bits(sfp_bits(q)).to_f32()
+}
+
+/// The byte of the nearest value, ties to even bytes; what exceeds [`MAX`] becomes it.
+pub fn from_f32(value: f32) -> u8 {
+    let size = value.abs().min(MAX);
+    let bits = size.to_bits();
+    // The fields of an f32 with so many bits less of mantissa, whose carry is that of the exponent.
+    let rounded = |fewer: u32| (bits + (1 << (fewer - 1)) - 1 + (bits >> fewer & 1)) >> fewer;
+    let (least, lowest_large) = (1.25 / 8_388_608.0, 1.0 / 128.0);
+    let code = if size >= lowest_large {
+        rounded(20) - (120 << 3) + 64
+    } else if size >= least {
+        rounded(21) - (104 << 2)
+    } else {
+        u32::from(size > least / 2.0)
+    };
+    let sign = if value < 0.0 && code != 0 { 0x80 } else { 0 };
+    code as u8 | sign
+}
+
+fn expect_no_reserved(quantized: &[u8], row: usize) -> Result<()> {
+    match quantized.iter().position(|&q| q == 0x80) {
+        None => Ok(()),
+        Some(at) => Err(Error::invalid(format!("SFP row {row}, column {at} is 0x80, which is reserved"))),
+    }
 }
 
 pub struct SfpRows<'a> {
@@ -39,9 +58,9 @@ impl<'a> SfpRows<'a> {
     /// `scale`: of the whole tensor.
     pub fn new(rows: usize, columns: usize, row_stride: usize, data: &'a [u8], scale: f32) -> Result<SfpRows<'a>> {
         expect_rows("SFP", data.len(), rows, columns, row_stride)?;
-        if !(scale * LARGEST).is_finite() {
+        if !(scale * MAX).is_finite() {
             return Err(Error::invalid(format!(
-                "the scale of an SFP tensor is {scale:e}; {LARGEST} times it must be a finite value"
+                "the scale of an SFP tensor is {scale:e}; {MAX} times it must be a finite value"
             )));
         }
         Ok(SfpRows { rows, columns, row_stride, data, scale })
@@ -59,18 +78,46 @@ pub(super) fn expect_rows(what: &str, bytes: usize, rows: usize, columns: usize,
 
 impl RowSource for SfpRows<'_> {
     fn shape(&self) -> Shape {
-        Shape { rows: self.rows, columns: self.columns, format: Format::float(DType::Bf16) }
+        let granularity = Granularity::Tensor;
+        let format = Format { encoding: Encoding::Sfp, granularity, zero_points: false, clipping: false };
+        Shape { rows: self.rows, columns: self.columns, format }
     }
 
     fn values(&self, row: usize, values: &mut [f32]) -> Result<()> {
-        let quantized = &self.data[row * self.row_stride..][..self.columns];
-        if let Some(at) = quantized.iter().position(|&q| q == 0x80) {
-            return Err(Error::invalid(format!("SFP row {row}, column {at} is 0x80, which is reserved")));
-        }
+        let quantized = self.row(row);
+        expect_no_reserved(quantized, row)?;
         for (value, &q) in values.iter_mut().zip(quantized) {
-            *value = sfp_to_bf16(q).to_f32() * self.scale;
+            *value = to_f32(q) * self.scale;
         }
         Ok(())
+    }
+
+    fn quantized(&self) -> Option<&dyn QuantizedSource> {
+        Some(self)
+    }
+}
+
+impl SfpRows<'_> {
+    fn row(&self, row: usize) -> &[u8] {
+        &self.data[row * self.row_stride..][..self.columns]
+    }
+}
+
+impl QuantizedSource for SfpRows<'_> {
+    fn quantized_row(
+        &self,
+        row: usize,
+        quantized: &mut [u8],
+        scales: &mut [f32],
+        _zero_points: &mut [f32],
+    ) -> Result<()> {
+        quantized.copy_from_slice(self.row(row));
+        scales.fill(self.scale);
+        expect_no_reserved(quantized, row)
+    }
+
+    fn is_exact(&self) -> bool {
+        true
     }
 }
 
@@ -171,7 +218,7 @@ mod tests {
     /// All bytes, in their order: magnitudes rise, each step is that of its binade.
     #[test]
     fn every_sfp_code() {
-        let value = |q: u8| sfp_to_bf16(q).to_f32();
+        let value = to_f32;
         assert_eq!((value(0), value(0x7f), value(0xff)), (0.0, 1.875, -1.875));
         for q in 1..128u8 {
             let (mantissa_bits, lowest) = if q < 64 { (2, -23) } else { (3, -7) };
@@ -184,6 +231,23 @@ mod tests {
         }
     }
 
+    /// Each code comes back, what lies between two becomes the nearer one, and the middle the even one.
+    #[test]
+    fn the_nearest_sfp_code() {
+        for q in 1..128u8 {
+            let (below, here) = (to_f32(q - 1), to_f32(q));
+            let middle = (below + here) / 2.0;
+            let even = if q % 2 == 0 { q } else { q - 1 };
+            for (value, code) in [(here, q), (middle, even), (middle.next_up(), q), (middle.next_down(), q - 1)] {
+                assert_eq!(from_f32(value), code, "{value:e} between {below:e} and {here:e}");
+                assert_eq!(from_f32(-value), if code == 0 { 0 } else { code | 0x80 });
+            }
+        }
+        for (value, code) in [(0.0, 0), (-0.0, 0), (1e-30, 0), (-1e-30, 0), (2.0, 0x7f), (-1e30, 0xff)] {
+            assert_eq!(from_f32(value), code, "{value:e}");
+        }
+    }
+
     #[test]
     fn sfp_rows_have_a_stride_and_a_scale() {
         let data = [0x40, 0x7f, 0, 0xc0, 0, 1, 0x80];
@@ -191,7 +255,11 @@ mod tests {
         let mut values = [0.0; 3];
         source.values(0, &mut values).unwrap();
         assert_eq!(values, [2.0 / 128.0, 3.75, 0.0]);
+        let (kept, packed) = both(&source, 0).unwrap();
+        assert_eq!((kept, packed), (values.to_vec(), values.to_vec()));
         let error = source.values(1, &mut values).unwrap_err();
+        let again = both(&source, 1).unwrap_err();
+        assert_eq!(error.message, again.message);
         assert!(error.message.contains("row 1, column 2"), "{error}");
         for (stride, bytes, scale) in [(2, 7, 1.0), (4, 6, 1.0), (4, 7, f32::NAN)] {
             assert!(SfpRows::new(2, 3, stride, &data[..bytes], scale).is_err());

@@ -3,7 +3,7 @@
 
 use super::encoding::{Encoding, BLOCK};
 use super::format::{Format, Granularity};
-use super::{fp8, int4, int8};
+use super::{fp8, int4, int8, sfp};
 use crate::allocation::filled;
 use crate::error::Result;
 
@@ -74,6 +74,7 @@ impl Stripe {
                 Encoding::Int4 => fill(values, quantized, |q| scale * int4::decode(q)),
                 Encoding::Fp8E4m3 => fill(values, quantized, |q| scale * fp8::e4m3_to_f32(q)),
                 Encoding::Fp8E5m2 => fill(values, quantized, |q| scale * fp8::e5m2_to_f32(q)),
+                Encoding::Sfp => fill(values, quantized, |q| scale * sfp::to_f32(q)),
                 Encoding::Float(_) | Encoding::Blocks(_) => {
                     unreachable!("floats and blocks have no quantised values of their own")
                 }

@@ -3,9 +3,9 @@
 use super::blocks::MOST_ELEMENTS;
 use super::encoding::{Encoding, Scales, BLOCK};
 use super::format::Granularity;
-use super::fp8;
 use super::pack::Geometry;
 use super::BlockFormat;
+use super::{fp8, sfp};
 use crate::tensor::{DType, Element};
 use half::{bf16, f16};
 use std::ffi::c_void;
@@ -164,6 +164,7 @@ impl WeightView {
             Encoding::Float(_) => f64::from(Element::to_f32(self.data.cast::<bf16>().add(at).read())),
             Encoding::Fp8E4m3 => scale * f64::from(fp8::e4m3_to_f32(q())),
             Encoding::Fp8E5m2 => scale * f64::from(fp8::e5m2_to_f32(q())),
+            Encoding::Sfp => scale * f64::from(sfp::to_f32(q())),
             Encoding::Int8 => scale * f64::from(q() as i8),
             Encoding::Int4 => {
                 let byte = self.data.cast::<u8>().add(n * self.row_stride / 2 + k / 32 * 16 + k % 16).read();

@@ -186,6 +186,7 @@ static void test_formats(fixture* f) {
       {NVB_WEIGHT_FORMAT_FP8_E4M3, 0, 0, 0, 0, NVB_GRANULARITY_ROWS, 0, 4 * ROWS, 4e-2},
       {NVB_WEIGHT_FORMAT_FP8_E4M3, NVB_GRANULARITY_BLOCKS, 0, 0, 0, NVB_GRANULARITY_BLOCKS, 128, 8, 4e-2},
       {NVB_WEIGHT_FORMAT_FP8_E5M2, NVB_GRANULARITY_TENSOR, 0, 0, 0, NVB_GRANULARITY_TENSOR, 0, 4 * ROWS, 7e-2},
+      {NVB_WEIGHT_FORMAT_SFP, 0, 0, 0, 0, NVB_GRANULARITY_ROWS, 0, 4 * ROWS, 4e-2},
       {NVB_WEIGHT_FORMAT_INT8, 0, 0, 0, 0, NVB_GRANULARITY_ROWS, 0, 4 * ROWS, 5e-3},
       {NVB_WEIGHT_FORMAT_INT8, 0, 64, 0, 1, NVB_GRANULARITY_GROUPS, 64, 2 * 3 * ROWS, 5e-3},
       {NVB_WEIGHT_FORMAT_INT4, 0, 0, 0, 0, NVB_GRANULARITY_GROUPS, 32, 2 * 6 * ROWS, 9e-2},
@@ -268,7 +269,7 @@ static void test_sources(fixture* f) {
     data[i] = (unsigned char)(i % 64 + 64);
     expected[i] = (1 + (float)(i % 8) / 8) * ldexpf(1, i / 8 % 8 - 7);
   }
-  SOURCE(NVB_SOURCE_FORMAT_SFP, 1, COLUMNS, NVB_WEIGHT_FORMAT_BF16);
+  SOURCE(NVB_SOURCE_FORMAT_SFP, 1, COLUMNS, NVB_WEIGHT_FORMAT_SFP);
   for (int i = 0; i < COLUMNS; ++i) {
     const unsigned char header[4] = {0x00, 0x3f, 0, 0};
     memcpy(data + i / 128 * 132, header, 4);

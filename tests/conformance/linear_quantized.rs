@@ -215,9 +215,10 @@ fn divisions_of_few_rows() {
     let offsets = offsets.map(|shape| (shape, Encoding::Int4, Granularity::Groups(64), true));
     let int8 = bytes.map(|shape| (shape, Encoding::Int8, Granularity::Rows, false));
     let fp8 = bytes.map(|shape| (shape, Encoding::Fp8E4m3, Granularity::Rows, false));
+    let sfp = bytes.map(|shape| (shape, Encoding::Sfp, Granularity::Tensor, false));
     let mut cases = Vec::new();
     for (i, ((m, n, k), encoding, granularity, zero_points)) in
-        int4.into_iter().chain(offsets).chain(int8).chain(fp8).enumerate()
+        int4.into_iter().chain(offsets).chain(int8).chain(fp8).chain(sfp).enumerate()
     {
         let format = Format::new(encoding, granularity, zero_points, false).unwrap();
         let (input, output, activation) = ([DType::Bf16, DType::F16][i % 2], DType::F32, Activation::None);
@@ -297,6 +298,7 @@ fn rounding_within_bf16() {
         fp8(Encoding::Fp8E4m3, Granularity::Rows),
         fp8(Encoding::Fp8E4m3, Granularity::Blocks),
         fp8(Encoding::Fp8E5m2, Granularity::Rows),
+        fp8(Encoding::Sfp, Granularity::Rows),
     ];
     let shapes = [(17, 40, 192), (33, 40, 4160), (64, 264, 2112), (48, 1000, 320), (40, 12_304, 192), (34, 25_600, 64)];
     let mut cases = Vec::new();

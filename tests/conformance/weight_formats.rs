@@ -1,7 +1,7 @@
 //! `weight` in the quantised formats: what is made from float tensors and from the blocks of files, read back by
 //! `dequantize`.
 
-use crate::compare::{decode, encode, FLOATS};
+use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
@@ -35,7 +35,7 @@ fn bound(format: &Format) -> f64 {
         Encoding::Int4 if matches!(format.granularity, Granularity::Groups(_)) => 0.16,
         Encoding::Int4 => 0.3,
         Encoding::Int8 => 0.015,
-        Encoding::Fp8E4m3 => 0.035,
+        Encoding::Fp8E4m3 | Encoding::Sfp => 0.035,
         _ => 0.07,
     }
 }
@@ -351,18 +351,25 @@ fn what_cannot_be_converted_is_named() {
     });
 }
 
-/// gemma.cpp's SFP is BF16 in a byte.
+/// gemma.cpp's SFP is BF16 in a byte, times a scale of its tensor: kept as it is, or as BF16 without the scale.
 #[test]
-fn sfp_becomes_bf16() {
-    check("weight sfp", &[()], |run, _| {
+fn sfp_is_kept() {
+    check("weight sfp", &[1.0, 0.7f32], |run, &scale| {
         let data: Vec<u8> = (0..=255u8).filter(|&code| code != 0x80).cycle().take(20 * 51).collect();
-        let source = SfpRows::new(20, 51, 51, &data, 1.0)?;
-        let weight = import(run, &[&source], Arrangement::Stacked, None)?;
-        let stored = values_of(run, &weight, PLAIN)?;
-        let exact = stored == source_values(&source)? && weight.relative_error() == 0.0;
-        let bf16 = stored.iter().all(|&value| decode(DType::Bf16, &encode(DType::Bf16, &[value])) == value);
-        if !exact || !bf16 || weight.view().dtype() != Some(DType::Bf16) {
-            return Err(Failure::from(format!("{:?}", weight.view())));
+        let first = SfpRows::new(20, 51, 51, &data, scale)?;
+        let second = SfpRows::new(3, 51, 60, &data, 2.0 * scale)?;
+        let weight = import(run, &[&first, &second], Arrangement::Stacked, None)?;
+        let wanted = [source_values(&first)?, source_values(&second)?].concat();
+        if values_of(run, &weight, PLAIN)? != wanted || weight.relative_error() != 0.0 {
+            return Err(Failure::from(format!("another value in {:?}", weight.view())));
+        }
+        if weight.view().encoding != Encoding::Sfp || weight.bytes() > 23 * 64 + 23 * 4 + 64 {
+            return Err(Failure::from(format!("{} bytes of {:?}", weight.bytes(), weight.view())));
+        }
+        let bf16 = import(run, &[&first], Arrangement::Stacked, Some(Format::float(DType::Bf16)))?;
+        let exact = values_of(run, &bf16, PLAIN)? == source_values(&first)?;
+        if exact != (scale == 1.0) {
+            return Err(Failure::from(format!("as BF16 with the scale {scale} it is exact: {exact}")));
         }
         Ok(())
     });

@@ -32,7 +32,9 @@ fn weights(n: usize, k: usize, gated: bool) -> Vec<WeightView> {
     let groups = Scales::Groups { size: 64, data: address(1, 0).cast() };
     let int4 = quantized(Encoding::Int4, groups);
     let mut all: Vec<WeightView> = DType::FLOATS.map(float).into();
-    all.extend([Encoding::Int8, Encoding::Fp8E4m3, Encoding::Fp8E5m2].map(|encoding| quantized(encoding, rows)));
+    all.extend(
+        [Encoding::Int8, Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Sfp].map(|encoding| quantized(encoding, rows)),
+    );
     all.extend([quantized(Encoding::Int8, groups), quantized(Encoding::Fp8E4m3, blocks), int4]);
     all.push(WeightView { zero_points: address(2, 0).cast(), ..int4 });
     all.push(WeightView { order: address(3, 0).cast(), ..int4 });

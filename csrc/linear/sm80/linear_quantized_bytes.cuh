@@ -1,5 +1,5 @@
-// Int8 and FP8 weights by their scales; each .cu instantiates one function for one dtype of x, so that they compile in
-// parallel.
+// Int8, FP8 and SFP weights by their scales; each .cu instantiates one function for one dtype of x, so that they
+// compile in parallel.
 #pragma once
 
 #include "linear_quantized_launch.cuh"
@@ -32,6 +32,11 @@ cudaError_t launch_fp8_e4m3(const nvb_linear_quantized_params& params, const nvb
 template <typename T>
 cudaError_t launch_fp8_e5m2(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens) {
   return launch_fp8<NVB_FP8_E5M2, T>(params, launch, tokens);
+}
+
+template <typename T>
+cudaError_t launch_sfp(const nvb_linear_quantized_params& params, const nvb_launch& launch, Tokens tokens) {
+  return launch_tokens<ByteWeight<NVB_SFP, Scales::kRows>, T>(params, launch, tokens);
 }
 
 }  // namespace quantized

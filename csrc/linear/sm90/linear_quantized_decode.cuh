@@ -187,5 +187,10 @@ cudaError_t launch_decode_fp8(const nvb_linear_quantized_params& params, const n
                                          : launch_decode_fp8_encoding<NVB_FP8_E5M2, T>(params, launch);
 }
 
+template <typename T>
+cudaError_t launch_decode_sfp(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
+  return launch_decode_tokens<ByteStage<NVB_SFP, Scales::kRows, 2>, T>(params, launch);
+}
+
 }  // namespace quantized
 }  // namespace nvb

@@ -14,6 +14,9 @@ template <typename T>
 cudaError_t launch_decode_int8(const nvb_linear_quantized_params& params, const nvb_launch& launch);
 template <typename T>
 cudaError_t launch_decode_fp8(const nvb_linear_quantized_params& params, const nvb_launch& launch);
+// x in BF16 alone.
+template <typename T>
+cudaError_t launch_decode_sfp(const nvb_linear_quantized_params& params, const nvb_launch& launch);
 
 }  // namespace quantized
 }  // namespace nvb

@@ -90,7 +90,7 @@ class Int4Stage {
   int shift_;
 };
 
-// Int8 and FP8: sixteen rows.
+// Int8, FP8 and SFP: sixteen rows.
 template <uint32_t Encoding, Scales Kind, int Depth_>
 class ByteStage {
  public:

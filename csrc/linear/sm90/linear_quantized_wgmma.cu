@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "../../common/cluster_places.h"
 #include "linear_quantized_wgmma.h"
@@ -34,7 +35,7 @@ int64_t stages(const nvb_linear_quantized_params& params) {
 WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   WgmmaPlan best = {tile_tokens(params), 2, 1};
   const int twice = 2 * launch.multiprocessors;  // places of the blocks for 16 tokens, which share multiprocessors
-  const bool is_int4 = params.encoding == NVB_INT4, is_fp8 = !is_int4 && params.encoding != NVB_INT8;
+  const bool is_int4 = params.encoding == NVB_INT4;
   const int64_t scaling = best.tokens == 64 && is_int4 && params.group == 32 && !rounds_finer(params) ? 2 : 0;
   int64_t best_cost = INT64_MAX;
   for (int row_tiles = 2; row_tiles <= 4; ++row_tiles) {
@@ -48,7 +49,7 @@ WgmmaPlan choose_plan(const nvb_linear_quantized_params& params, const nvb_launc
       const int64_t waves = (tiles * splits + room - 1) / room;
       const int64_t steps = (stages(params) + splits - 1) / splits;
       const int64_t sums = (sum_stages(params) + splits - 1) / splits;
-      const int64_t step = best.tokens == 32 ? row_tiles + (is_fp8 ? 0 : 2) : 2 * row_tiles + scaling;
+      const int64_t step = best.tokens == 32 ? row_tiles + (is_fp8(params) ? 0 : 2) : 2 * row_tiles + scaling;
       const int64_t cost =
           waves * (steps * step + sums * 2 * row_tiles + 16 + 3 * row_tiles) + (splits == 1 ? 0 : 4 + splits);
       if (cost < best_cost) {
@@ -71,6 +72,11 @@ cudaError_t launch_wgmma_as(const nvb_linear_quantized_params& params, const nvb
                                            : launch_wgmma_int4_zero_points<Int4>(params, launch, plan);
     case NVB_INT8:
       return launch_wgmma_encoding<NVB_INT8, Int8>(params, launch, plan);
+    case NVB_SFP:
+      if constexpr (std::is_same_v<Int8, __nv_bfloat16>) {
+        return launch_wgmma_encoding<NVB_SFP, Int8>(params, launch, plan);
+      }
+      return cudaErrorInvalidValue;
     case NVB_FP8_E4M3:
       return launch_wgmma_encoding<NVB_FP8_E4M3, Fp8>(params, launch, plan);
     default:

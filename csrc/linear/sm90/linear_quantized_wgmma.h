@@ -15,6 +15,10 @@ struct Bf16AsTwoFp8 {};
 // bf16 as f16 times a power of two for each token, for Int4 values that meet their scales before the product.
 struct Bf16AsScaledF16 {};
 
+inline bool is_fp8(const nvb_linear_quantized_params& params) {
+  return params.encoding == NVB_FP8_E4M3 || params.encoding == NVB_FP8_E5M2;
+}
+
 // Outputs in bf16 do not show that the tensor cores round sums of FP8 products, nor that Int4 elements are rounded to
 // f16. On an H200 this takes, for 64 tokens, in µs:
 //   n x k                               14336 x 4096   20480 x 2560   2560 x 10240   4096 x 2560   2560 x 2048
@@ -24,7 +28,8 @@ struct Bf16AsScaledF16 {};
 // With longer groups, which are scaled less often, Int4 loses, and so it does with up to 32 tokens.
 inline bool rounds_finer(const nvb_linear_quantized_params& params) {
   if (params.input_dtype != NVB_BF16 || params.output_dtype != NVB_BF16) return false;
-  if (params.encoding != NVB_INT4) return params.encoding != NVB_INT8;
+  if (is_fp8(params)) return true;
+  if (params.encoding != NVB_INT4) return false;
   return params.m > 32 && params.group == 32 && (params.zero_points != nullptr || params.n >= 12288);
 }
 

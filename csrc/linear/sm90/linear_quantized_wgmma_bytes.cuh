@@ -11,7 +11,12 @@ namespace quantized {
 template <uint32_t Encoding, typename T>
 __device__ __forceinline__ void decode_alternate(uint32_t word, const uint32_t (&bits)[2], uint32_t& even,
                                                  uint32_t& odd) {
-  if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
+  if constexpr (Encoding == NVB_SFP) {
+    static_assert(kIsBf16<T>, "SFP is BF16 in a byte");
+    const uint2 parts = split_sfp(word);
+    even = __byte_perm(parts.x, parts.y, 0x6240);
+    odd = __byte_perm(parts.x, parts.y, 0x7351);
+  } else if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
     const uint32_t high = word >> 8;
     even = add_pairs<T>(mask_or<0x007f007fu>(word, bits[0]), mask_or<0x00800080u>(word, bits[1]));
     odd = add_pairs<T>(mask_or<0x007f007fu>(high, bits[0]), mask_or<0x00800080u>(high, bits[1]));

@@ -104,6 +104,8 @@ cudaError_t launch_wgmma_encoding(const nvb_linear_quantized_params& params, con
         default:
           return launch_wgmma_plan<Coarse, 128, T>(params, launch, plan);
       }
+    } else if constexpr (Encoding == NVB_SFP) {
+      return cudaErrorInvalidValue;  // SFP has no other scales
     } else {
       return launch_wgmma_plan<ByteWeight<Encoding, Scales::kBlocks>, 128, T>(params, launch, plan);
     }

@@ -102,9 +102,9 @@ fn nan_and_infinity_go_through() {
 }
 
 #[test]
-fn every_fp8_code_has_its_value() {
+fn every_code_of_8_bit_floats_has_its_value() {
     at_every_level(|level| {
-        for encoding in [Encoding::Fp8E4m3, Encoding::Fp8E5m2] {
+        for encoding in [Encoding::Fp8E4m3, Encoding::Fp8E5m2, Encoding::Sfp] {
             let mut weight = Quantized::new(Format { encoding, size: 0, zero_points: false }, 256, 1, false);
             (0..256).for_each(|i| weight.quantized[i * 6] = i as u8);
             let mut x = Buffer::from(DType::F32, &[1.0]);

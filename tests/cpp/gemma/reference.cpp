@@ -35,6 +35,30 @@ std::vector<Reference> read_references() {
   return references;
 }
 
+void require_same(const gemma::Config& config, const gemma::Config& expected) {
+  const auto same = [](auto a, auto b, const char* what) { require(a == b, what, " is ", a, " instead of ", b); };
+  same(config.generation, expected.generation, "generation");
+  same(config.vocabulary, expected.vocabulary, "vocabulary");
+  same(config.width, expected.width, "width");
+  same(config.feed_forward, expected.feed_forward, "feed_forward");
+  same(config.layers, expected.layers, "layers");
+  same(config.query_heads, expected.query_heads, "query_heads");
+  same(config.kv_heads, expected.kv_heads, "kv_heads");
+  same(config.head_dim, expected.head_dim, "head_dim");
+  same(config.max_positions, expected.max_positions, "max_positions");
+  same(config.epsilon, expected.epsilon, "epsilon");
+  same(config.activation, expected.activation, "activation");
+  same(config.attention_scale, expected.attention_scale, "attention_scale");
+  same(config.logit_soft_cap, expected.logit_soft_cap, "logit_soft_cap");
+  same(config.window, expected.window, "window");
+  require(config.local == expected.local, "other layers are local");
+  same(config.local_rope.base, expected.local_rope.base, "the base of local layers");
+  same(config.global_rope.base, expected.global_rope.base, "the base of global layers");
+  same(config.global_rope.position_scale, expected.global_rope.position_scale, "position_scale");
+  same(config.bos, expected.bos, "bos");
+  require(config.eos == expected.eos, "other tokens end a text");
+}
+
 gemma::Request greedy_request(const std::vector<Tokens>& prompts) {
   gemma::Request request;
   request.prompts = prompts;

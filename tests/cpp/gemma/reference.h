@@ -22,6 +22,9 @@ struct Reference {
 // All five.
 std::vector<Reference> read_references();
 
+// Fails where a number differs, but for norm_offset, which belongs to the norms' own values.
+void require_same(const gemma::Config& config, const gemma::Config& expected);
+
 // Up to 64 new tokens for each prompt.
 gemma::Request greedy_request(const std::vector<Tokens>& prompts);
 

@@ -27,29 +27,7 @@ gemma::Model load(const nvb::backend& backend, const gemma::GgufModel& file, con
 
 // The metadata says what config.json says.
 void check_config() {
-  const gemma::Config file = gemma::open_gguf(kFile).config;
-  const gemma::Config folder = gemma::read_config(kFolder);
-  const auto same = [](auto a, auto b, const char* what) { require(a == b, what, " is ", a, " instead of ", b); };
-  same(file.generation, folder.generation, "generation");
-  same(file.vocabulary, folder.vocabulary, "vocabulary");
-  same(file.width, folder.width, "width");
-  same(file.feed_forward, folder.feed_forward, "feed_forward");
-  same(file.layers, folder.layers, "layers");
-  same(file.query_heads, folder.query_heads, "query_heads");
-  same(file.kv_heads, folder.kv_heads, "kv_heads");
-  same(file.head_dim, folder.head_dim, "head_dim");
-  same(file.max_positions, folder.max_positions, "max_positions");
-  same(file.epsilon, folder.epsilon, "epsilon");
-  same(file.activation, folder.activation, "activation");
-  same(file.attention_scale, folder.attention_scale, "attention_scale");
-  same(file.logit_soft_cap, folder.logit_soft_cap, "logit_soft_cap");
-  same(file.window, folder.window, "window");
-  require(file.local == folder.local, "other layers are local");
-  same(file.local_rope.base, folder.local_rope.base, "the base of local layers");
-  same(file.global_rope.base, folder.global_rope.base, "the base of global layers");
-  same(file.global_rope.position_scale, folder.global_rope.position_scale, "position_scale");
-  same(file.bos, folder.bos, "bos");
-  require(file.eos == folder.eos, "other tokens end a text");
+  gemma_test::require_same(gemma::open_gguf(kFile).config, gemma::read_config(kFolder));
 }
 
 // Any text is cut as the model's own tokenizer cuts it, and comes back.

@@ -185,7 +185,7 @@ void check_usage() {
   const auto usage = [](const std::vector<std::string>& arguments, const std::string& text) {
     require_failure(gemma(arguments), 2, text);
   };
-  usage({"--prompt", "x"}, "either --model FOLDER|FILE.gguf or --random NAME");
+  usage({"--prompt", "x"}, "either --model FOLDER|FILE.gguf|FILE.sbs or --random NAME");
   usage({"--model", "models/tiny-gemma3"}, "--model needs a --prompt");
   usage({"--random", "gemma3-1b", "--prompt", "x"}, "--random has no tokenizer");
   usage({"--wrong"}, "unknown option \"--wrong\"");
@@ -212,6 +212,7 @@ void check_failures() {
   };
   failure({"--model", "/nowhere", "--prompt", "x"}, "/nowhere/config.json: No such file or directory");
   failure({"--model", "/nowhere.gguf", "--prompt", "x"}, "/nowhere.gguf");
+  failure({"--model", "/nowhere.sbs", "--prompt", "x"}, "/nowhere.sbs: No such file or directory");
   failure({"--random", "gemma9-1b"}, "--random is \"gemma9-1b\"; it must be one of gemma3-270m");
   failure({"--model", "models/tiny-gemma3", "--prompt", "x", "--max-tokens", "2048"}, "the model has 2048");
   std::string long_prompt;
@@ -439,6 +440,9 @@ void check_pipes() {
   require_failure(gemma({"--model", folder.path("pipe"), "--prompt", "abc"}), 1, "Not a directory");
   pipe_at(folder.path("pipe.gguf"));
   require_failure(gemma({"--model", folder.path("pipe.gguf"), "--prompt", "abc"}), 1, "it is a pipe");
+  pipe_at(folder.path("pipe.sbs"));
+  require_failure(gemma({"--model", folder.path("pipe.sbs"), "--prompt", "abc"}), 1,
+                  folder.path("pipe.sbs") + ": not a regular file");
   require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", folder.path("pipe")}), 1,
                   folder.path("pipe") + ": not a regular file");
   require_failure(gemma({"--model", "models/tiny-gemma3", "--prompt", "x", "--logits", "/dev/null"}), 1,
