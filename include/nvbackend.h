@@ -3947,8 +3947,8 @@ NVB_MUST_USE nvb_status nvb_graph_end(nvb_graph *graph,
 // Queues the recorded operations on `stream` (NULL: the backend's default stream), which may be another one than was recorded.
 // They give what the calls would have given, in their order. Does not synchronise. The first launch prepares the graph, and so
 // does the first after an `nvb_memory_sleep` and after a shared workspace has grown: on a GPU it captures a CUDA graph, for which
-// it takes workspace out of the backend's memory, waits for the last launch with it, and loads kernels; later ones allocate nothing.
-// Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
+// it takes workspace out of the backend's memory, waits for `stream` and the last launch with it, and loads kernels; later ones
+// allocate nothing. Where CUDA's capture fails, the operations are queued one by one, with the workspace of `stream`. Launches of one graph, and of
 // graphs that share a workspace, run one after the other, whatever their streams: the device waits, not the host. Profiling
 // (`nvb_metrics_…`) does not count what a launch runs.
 //
