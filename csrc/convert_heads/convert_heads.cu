@@ -19,27 +19,30 @@ constexpr int kThreads = 256;
 template <int Count>
 struct head_part {
   float values[Count];
-  int64_t token;  // of both axes together
-  int first;      // its first element's place in the head
+  uint32_t outer, inner;  // the token's places on both axes
+  int first;              // its first element's place in the head
 };
 
 // Visits the parts of head blockIdx.y that this thread has. All lanes of a warp take part in each round, because they
 // shuffle; those past the last token see `valid` as false.
 template <int Count, typename Visit>
 __device__ __forceinline__ void for_parts(const nvb_convert_heads_params& p, bool vectors, Visit visit) {
-  const int parts = static_cast<int>(p.shape[3]) / Count;
+  // Divisions of 32 bits: the launcher refuses more parts of a head.
+  const uint32_t parts = static_cast<uint32_t>(p.shape[3]) / Count;
+  const uint32_t inner = static_cast<uint32_t>(p.shape[1]);
+  const uint32_t total = static_cast<uint32_t>(p.shape[0]) * inner * parts;
   const int64_t head = blockIdx.y;
-  const int64_t total = p.shape[0] * p.shape[1] * parts;
   const int lanes = static_cast<int>(p.block) / Count;  // that a block of the head lies in
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * kThreads; base < total;
-       base += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const int64_t at = base + threadIdx.x;
+  for (uint32_t base = blockIdx.x * kThreads; base < total; base += gridDim.x * kThreads) {
+    const uint32_t at = base + threadIdx.x;
     const bool valid = at < total;
     head_part<Count> part = {};
-    part.token = valid ? at / parts : 0;
-    part.first = valid ? static_cast<int>(at % parts) * Count : 0;
+    const uint32_t token = valid ? at / parts : 0;
+    part.first = valid ? static_cast<int>(at - token * parts) * Count : 0;
+    part.outer = p.shape[0] == 1 ? 0 : token / inner;
+    part.inner = token - part.outer * inner;
     if (valid) {
-      const int64_t from = part.token / p.shape[1] * p.input_strides[0] + part.token % p.shape[1] * p.input_strides[1] +
+      const int64_t from = part.outer * p.input_strides[0] + part.inner * p.input_strides[1] +
                            head * p.input_strides[2] + part.first * p.input_strides[3];
       if (vectors) {
 #pragma unroll
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int i = 0; i < Count; ++i) part.values[i] = scale == 0.0f ? 0.0f : part.values[i] / scale;
     }
-    const int64_t to = part.token / p.shape[1] * p.output_strides[0] + part.token % p.shape[1] * p.output_strides[1] +
+    const int64_t to = part.outer * p.output_strides[0] + part.inner * p.output_strides[1] +
                        blockIdx.y * p.output_strides[2] + part.first * p.output_strides[3];
 #pragma unroll
     for (int i = 0; i < Count; i += 8) {
@@ -190,7 +193,10 @@ extern "C" cudaError_t nvb_cuda_convert_heads(const nvb_convert_heads_params* pa
   if (nvb::float_dtype_bytes(p.input_dtype) == 0 || nvb::kv_dtype_bytes(p.output_dtype) == 0) {
     return cudaErrorInvalidValue;
   }
-  if (p.shape[2] > 65535 || p.block > 512) return cudaErrorInvalidValue;
+  // A thread's step past the last part stays within 32 bits.
+  if (p.shape[2] > 65535 || p.block > 512 || p.shape[0] * p.shape[1] * (p.shape[3] / 8) > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
   if (p.shape[0] * p.shape[1] == 0) {
     if (p.write_scales) {
       nvb::clear_scales_kernel<<<1, nvb::kThreads, 0, launch->stream>>>(p.scales, p.shape[2] / p.heads_per_scale);

@@ -409,3 +409,67 @@ impl Work {
         (passes <= shape.passes as usize * most).then(|| passes.min(most))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::attention::KeySource;
+    use crate::tensor::{DType, Tensor};
+
+    fn prefill(sequences: &[(i32, i32)], [heads, kv_heads, dim]: [usize; 3], causal: bool) -> AttentionPrefill {
+        let starts = |of: fn(&(i32, i32)) -> i32| {
+            let ends = sequences.iter().scan(0, |end, pair| {
+                *end += of(pair);
+                Some(*end)
+            });
+            std::iter::once(0).chain(ends).collect::<Vec<i32>>()
+        };
+        let (query_starts, key_starts) = (starts(|pair| pair.0), starts(|pair| pair.1));
+        let tensor = |tokens: i32, heads: usize| {
+            Tensor::new(256 as *mut std::ffi::c_void, DType::Bf16, &[tokens as usize, heads, dim])
+        };
+        let (rows, keys) = (query_starts[sequences.len()], key_starts[sequences.len()]);
+        let config =
+            AttentionConfig { query_heads: heads, kv_heads, head_dim: dim, causal, ..AttentionConfig::default() };
+        let key = tensor(keys, kv_heads);
+        let source = KeySource::Tensors { key, value: key, key_starts: &key_starts };
+        let config = AttentionConfig::new(config).unwrap();
+        AttentionPrefill::new(config, tensor(rows, heads), &query_starts, source, tensor(rows, heads), None).unwrap()
+    }
+
+    fn divided(sequences: &[(i32, i32)], heads: [usize; 3]) -> usize {
+        let launch = Launch {
+            stream: std::ptr::null_mut(),
+            capability: 90,
+            multiprocessors: 132,
+            shared_bytes_per_block: 227 << 10,
+            l2_bytes: 50 << 20,
+        };
+        let shape = PrefillShape { rows: 0, tile_rows: 128, tile_keys: 128 };
+        let op = prefill(sequences, heads, true);
+        let most = parts(&op, &shape, &launch);
+        assert_eq!(parts(&op, &PrefillShape { rows: 64, tile_rows: 0, tile_keys: 0 }, &launch), 1, "another kernel");
+        most
+    }
+
+    #[test]
+    fn keys_of_few_tiles_are_divided_and_no_others() {
+        // 32 tiles fill 132 multiprocessors four times, eight tiles sixteen times.
+        assert_eq!(divided(&[(512, 32_768)], [8, 4, 256]), 4);
+        assert_eq!(divided(&[(128, 32_768)], [8, 4, 256]), 16);
+        assert!(divided(&[(64, 32_768), (1, 9_000)], [4, 4, 128]) > 8);
+        for whole in [&[(16_384, 16_384)][..], &[(512, 32_768); 8], &[(512, 512)], &[(64, 300)], &[(1, 1)]] {
+            assert_eq!(divided(whole, [8, 4, 128]), 1, "{whole:?}");
+        }
+    }
+
+    #[test]
+    fn partial_results_cover_the_rows_of_all_sequences() {
+        let op = prefill(&[(3, 10), (0, 4), (5, 9)], [2, 1, 64], false);
+        assert_eq!(covered_rows(&op), Some(0..8));
+        assert_eq!(partial_bytes(&op, 3), [3 * 8 * 2 * 64 * 4, 256]);
+        let mut gap = prefill(&[(3, 10), (4, 4), (5, 9)], [2, 1, 64], false);
+        gap.sequences.remove(1);
+        assert_eq!(covered_rows(&gap), None);
+    }
+}

@@ -109,6 +109,7 @@ impl ConvertHeads {
             ))
             .with_limit(head_dim as u64, MAX_HEAD_DIM as u64));
         }
+        expect_extent("the tokens' eights of elements of a head", input.elements() / heads.max(1) / HEAD_DIM_STEP)?;
         if let Some(scales) = &scales {
             scales.check(output.dtype, heads)?;
         }

@@ -523,15 +523,19 @@ static void test_row_masks(bench* b) {
   download(b->f, lse, b->lse_block, sizeof lse);
   for (int row = 0; row < LENGTH; ++row) check_row(b, output + row * ROW, lse + row * HEADS, row, LENGTH - 1);
 
+#define MASK_REFUSED(...)                                                                                   \
+  CHECK_FAILS(nvb_attention_prefill(b->attention, &args, stream), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__); \
+  args = good
+  args = good;
   const int32_t too_long[1] = {LENGTH + 1};
   args.prefix_lengths = too_long;
-  REFUSED("prefix_lengths[0] is 13", "12 keys");
+  MASK_REFUSED("prefix_lengths[0] is 13", "12 keys");
   args.tree_parents = nvb_tensor_1d(line_block, NVB_DTYPE_F32, LENGTH);
-  REFUSED("tree_parents", "f32", "i32");
+  MASK_REFUSED("tree_parents", "f32", "i32");
   args.tree_parents = nvb_tensor_1d(line_block, NVB_DTYPE_I32, LENGTH - 1);
-  REFUSED("tree_parents", "[11]", "[12]");
+  MASK_REFUSED("tree_parents", "[11]", "[12]");
   args.mask = nvb_tensor_2d(own_block, NVB_DTYPE_I32, LENGTH - 1, 1);
-  REFUSED("mask", "[11, 1]", "words of 32 keys");
+  MASK_REFUSED("mask", "[11, 1]", "words of 32 keys");
   nvb_attention_options options = two_heads();
   options.bidirectional = 1;
   nvb_attention* both_ways = NULL;

@@ -2,7 +2,7 @@
 // outliers then has at most 0.7 times the error, over tensors in FP8 and over a cache in FP8.
 #include "operation.h"
 
-enum { TOKENS = 640, ROWS = 64, HEADS = 4, KV_HEADS = 2, DIM = 128, GROUP = HEADS / KV_HEADS };
+enum { TOKENS = 2048, ROWS = 64, HEADS = 4, KV_HEADS = 2, DIM = 128, GROUP = HEADS / KV_HEADS };
 enum { QUERY = ROWS * HEADS * DIM, KEYS = TOKENS * KV_HEADS * DIM };
 
 typedef struct {

@@ -388,8 +388,10 @@ fn wrong_batches_and_masks_are_named() {
             let mask = of(DType::F32, shape)?;
             expect_error(good()?.with_mask(Some(mask)), invalid, &["mask", &format!("{shape:?}")])?;
         }
-        let whole = of(DType::I32, &[3, 5])?;
-        expect_error(good()?.with_mask(Some(whole)), invalid, &["mask", "i32"])?;
+        let bytes = of(DType::F8E4m3, &[3, 5])?;
+        expect_error(good()?.with_mask(Some(bytes)), invalid, &["mask", "fp8 e4m3", "i32"])?;
+        let words = of(DType::I32, &[2, 1])?;
+        expect_error(good()?.with_mask(Some(words)), invalid, &["mask", "[2, 1]", "words of 32 keys"])?;
         let (one, three) = (of(DType::F32, &[1])?, of(DType::F32, &[3])?);
         expect_error(good()?.with_scales(None, Some(one), None), invalid, &["key_scale", "f32"])?;
         let fp8 = || dense(byte, byte);

@@ -65,10 +65,10 @@ fn rotated(head: &[f64], seed: u64) -> Vec<f64> {
     (0..head.len()).map(|at| of_block(at / block * block, at % block)).collect()
 }
 
-/// Rounds to FP8 of a scale, and widens again.
+/// Rounds to FP8 of a scale, and widens again. The quotient is f32, as the header says: of BF16 elements many lie halfway.
 fn through_fp8(dtype: DType, value: f64, scale: f64) -> f64 {
-    let quotient = if scale == 0.0 { 0.0 } else { value / scale };
-    rounded(dtype, &[quotient])[0] * scale
+    let quotient = if scale == 0.0 { 0.0 } else { value as f32 / scale as f32 };
+    rounded(dtype, &[f64::from(quotient)])[0] * scale
 }
 
 fn test(run: &mut Run, case: &Case) -> Outcome {

@@ -127,7 +127,7 @@ int check_refusals() {
   good.query_dtype = good.kv_dtype = NVB_F8_E4M3, good.output_dtype = NVB_BF16;
   good.sequences = 1, good.query_heads = good.kv_heads = 2, good.head_dim = good.value_dim = 64;
   good.scale = 1;
-  good.sequence[0] = {0, 4, 1, 4, 0};
+  good.sequence[0] = {0, 4, 1, 4, 0, 0};
   nvb_launch hopper = {}, other = {};
   hopper.capability = 90, other.capability = 89;
   using Params = nvb_attention_prefill_params;

@@ -411,7 +411,7 @@ void bench() {
                     p.query_sequence_stride = p.output_sequence_stride = p.query_token_stride,
                     p.lse_sequence_stride = 1;
                     p.causal = 1, p.sequences = 4, p.heads_per_group = p.query_heads, p.mask_dtype = NVB_F32;
-                    for (int b = 0; b < 4; ++b) p.sequence[b] = {b * 4096, 4096, b, 4096, 0};
+                    for (int b = 0; b < 4; ++b) p.sequence[b] = {b * 4096, 4096, b, 4096, 0, 0};
                     MUST(prefill(p, true, launch));
                   }));
     }

@@ -146,7 +146,7 @@ inline std::string check(const Case& test, const Run& run) {
   const int width = test.head_dim;  // of a row of keys and of values
   for (size_t i = 0; i < test.sequences.size(); ++i) {
     const Lengths& lengths = test.sequences[i];
-    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1};
+    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1, 0};
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }

@@ -165,7 +165,7 @@ inline nvb_attention_prefill_params params_of(const Shape& shape, const Memory& 
   p.sequences = kTokens / shape.length;
   if (shape.queries > 0) {
     p.sequences = 1;
-    p.sequence[0] = {0, shape.queries, 0, shape.length, 0};
+    p.sequence[0] = {0, shape.queries, 0, shape.length, 0, 0};
     if (shape.page_tokens > 0) {
       p.placement.pages = memory.pages;
       p.placement.page_row_stride = shape.length / shape.page_tokens;
@@ -175,7 +175,7 @@ inline nvb_attention_prefill_params params_of(const Shape& shape, const Memory& 
     return p;
   }
   for (int i = 0; i < p.sequences; ++i) {
-    p.sequence[i] = {i * shape.length, shape.length, i * shape.length, shape.length, 0};
+    p.sequence[i] = {i * shape.length, shape.length, i * shape.length, shape.length, 0, 0};
   }
   return p;
 }

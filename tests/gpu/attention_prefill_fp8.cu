@@ -66,7 +66,7 @@ void print_error(const char* name, int head_dim, int length, float mean, Launch 
   p.query_heads = p.kv_heads = 1, p.head_dim = p.value_dim = head_dim, p.causal = 1;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
-  p.sequence[0] = {0, length, 0, length, 0};
+  p.sequence[0] = {0, length, 0, length, 0, 0};
   MUST(launch_kernel(p, device_launch(nullptr)));
   MUST(cudaDeviceSynchronize());
   MUST(cudaMemcpy(output.data(), p.output, bytes * 4, cudaMemcpyDeviceToHost));

@@ -182,7 +182,7 @@ cudaError_t shared(const nvb_attention_decode_params& p, const Shape& s, int pre
     const int tile = with_prefill_tile<B>(d, shared_class, [](auto of) { return decltype(of)::kRows; });
     int blocks = 0;
     for (int i = 0; i < parts; ++i) {
-      q.sequence[i] = {i, rows * group, i, std::min(tokens, s.prefix - i * tokens), blocks};
+      q.sequence[i] = {i, rows * group, i, std::min(tokens, s.prefix - i * tokens), blocks, 0};
       blocks += divided_up(rows * group, tile) * s.kv_heads;
     }
     const bool wgmma = with_wgmma && p.query_dtype == NVB_BF16 && (s.page_tokens == 0 || s.page_tokens % 8 == 0);

@@ -225,7 +225,7 @@ double error_of(int head_dim, int tokens, bool rotate) {
   p.query_scale = scales, p.key_scale = scales + 1, p.value_scale = scales + 2;
   p.scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   p.sequences = 1;
-  p.sequence[0] = {0, tokens, 0, tokens, 0};
+  p.sequence[0] = {0, tokens, 0, tokens, 0, 0};
   MUST(nvb_cuda_attention_prefill_fp8(&p, &launch));
   MUST(cudaDeviceSynchronize());
   std::vector<float> found(elements);

@@ -22,8 +22,9 @@ impl Mask {
     /// are those of one.
     pub fn new(mask: Tensor, extents: [usize; 4], dense: bool) -> Result<Mask> {
         let is_bits = mask.dtype == DType::I32;
-        if !is_bits {
-            mask.expect_float("mask")?;
+        if !is_bits && !mask.dtype.is_float() {
+            let text = format!("tensor `mask` has dtype {}; f32, f16, bf16 or, of bits, i32 is needed", mask.dtype);
+            return Err(Error::invalid(text));
         }
         let needed = if is_bits { extents[3].div_ceil(WORD_KEYS) } else { extents[3] };
         mask.expect_readable("mask")?;
