@@ -1,4 +1,6 @@
 // Functions of elements over four axes: arithmetic with broadcasting, repetition, unary functions.
+#include <cmath>
+
 #include "operations.hpp"
 #include "tensor.hpp"
 
@@ -73,7 +75,9 @@ bool clamp(Step& step, const Tensor& node) {
   return low <= high && with_numbers(step, node, NVB_POINTWISE_CLAMP, low, high);
 }
 
+// A factor or a bias that is infinite, by which hosts fill a mask, the library does not take.
 bool scale(Step& step, const Tensor& node) {
+  if (!std::isfinite(float_parameter(node, 0)) || !std::isfinite(float_parameter(node, 1))) return false;
   return with_numbers(step, node, NVB_POINTWISE_SCALE, float_parameter(node, 0), float_parameter(node, 1));
 }
 
