@@ -1,7 +1,7 @@
 //! `weight` in the quantised formats: what is made from float tensors and from the blocks of files, read back by
 //! `dequantize`.
 
-use crate::compare::{decode, encode, FLOATS};
+use crate::compare::{encode, FLOATS};
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, PITCHED, PLAIN, UNALIGNED};
 use nvbackend::device::DeviceKind;
 use nvbackend::error::{Result, Status};
