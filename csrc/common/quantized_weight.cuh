@@ -104,8 +104,8 @@ __device__ __forceinline__ void decode_bytes(uint32_t word, uint32_t& first, uin
   if constexpr (Encoding == NVB_SFP) {
     static_assert(kIsBf16<T>, "SFP is BF16 in a byte");
     const uint2 parts = split_sfp(word);
-    first = __byte_perm(parts.x, parts.y, 0x5140);
-    second = __byte_perm(parts.x, parts.y, 0x7362);
+    first = __byte_perm(parts.x, 0, 0x4140) * 16u + __byte_perm(parts.y, 0, 0x1404);
+    second = __byte_perm(parts.x, 0, 0x4342) * 16u + __byte_perm(parts.y, 0, 0x3424);
   } else if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
     // 128 + the low seven bits, plus -128 or -256 by the sign bit: both are multiples of a bf16's last place there.
     const uint32_t low = __byte_perm(word, 0, 0x4140), high = __byte_perm(word, 0, 0x4342);

@@ -14,8 +14,8 @@ __device__ __forceinline__ void decode_alternate(uint32_t word, const uint32_t (
   if constexpr (Encoding == NVB_SFP) {
     static_assert(kIsBf16<T>, "SFP is BF16 in a byte");
     const uint2 parts = split_sfp(word);
-    even = __byte_perm(parts.x, parts.y, 0x6240);
-    odd = __byte_perm(parts.x, parts.y, 0x7351);
+    even = (parts.x & 0x00ff00ffu) * 16u + (parts.y << 8 & 0xff00ff00u);
+    odd = (parts.x >> 8 & 0x00ff00ffu) * 16u + (parts.y & 0xff00ff00u);
   } else if constexpr (Encoding == NVB_INT8 && kIsBf16<T>) {
     const uint32_t high = word >> 8;
     even = add_pairs<T>(mask_or<0x007f007fu>(word, bits[0]), mask_or<0x00800080u>(word, bits[1]));
