@@ -9,6 +9,12 @@
 // visible scores. A row that sees no key gives output 0 and lse -inf. Keys and values at or past kv_length are never
 // read.
 //
+// With sink_tokens > 0 a query sees the keys k < sink_tokens before its window too.
+//
+// With dropout_threshold > 0 the weight of row r (counted as the rows of lse), query head h and key k is 0 where word
+// k % 4 of philox4x32_10({k / 4, r, h | offset high << 16, offset low}, seed) is below it, and multiplied by
+// dropout_scale elsewhere, after the sum that weights are divided by and the lse were formed.
+//
 // With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
 // capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.
 // The tables of kernels say which take a chunk, slopes and sinks.
@@ -73,12 +79,13 @@ struct nvb_attention_prefill_params {
   // Row i of a sequence and query head h meet key k at
   // mask[start * mask_sequence_stride + i * mask_row_stride + h * mask_head_stride + k]; null: none.
   const void* mask;
-  const float* sinks;           // [query_heads]; null: none
-  const float* slopes;          // as sinks
-  const int32_t* query_starts;  // [sequences + 1], rows
-  const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
-  const int32_t* kv_lengths;    // [sequences]
-  const int32_t* kv_sequences;  // [sequences], of the cache; null: 0, 1, 2, ...
+  const float* sinks;               // [query_heads]; null: none
+  const float* slopes;              // as sinks
+  const int32_t* query_starts;      // [sequences + 1], rows
+  const int32_t* kv_starts;         // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
+  const int32_t* kv_lengths;        // [sequences]
+  const int32_t* kv_sequences;      // [sequences], of the cache; null: 0, 1, 2, ...
+  const uint32_t* dropout_offsets;  // [2], low and high word, added to dropout_offset; null: nothing is
   int64_t query_sequence_stride;
   int64_t query_token_stride;
   int64_t query_head_stride;
@@ -95,6 +102,8 @@ struct nvb_attention_prefill_params {
   int64_t mask_sequence_stride;
   int64_t mask_row_stride;
   int64_t mask_head_stride;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;  // its lower 48 bits
   uint32_t query_dtype;
   uint32_t kv_dtype;     // of keys
   uint32_t value_dtype;  // 0: that of the keys
@@ -118,7 +127,10 @@ struct nvb_attention_prefill_params {
   int32_t kv_rows;          // of key and value; of a cache: its sequences
   int32_t max_query_count;  // rows of a sequence
   int32_t max_kv_length;
-  int32_t chunk;  // 0 = none
+  int32_t chunk;               // 0 = none
+  int32_t sink_tokens;         // 0 = none
+  uint32_t dropout_threshold;  // 0 = no dropout
+  float dropout_scale;
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -253,6 +265,7 @@ struct nvb_attention_decode_params {
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
   int32_t chunk;            // 0 = none
+  int32_t sink_tokens;      // 0 = none
   nvb_kv_placement placement;
 };
 

@@ -17,8 +17,8 @@ SharedClass shared_class(int capability) {
 }
 
 bool are_valid(const nvb_attention_prefill_params& p) {
-  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 ||
-      is_kv_row(p.query_dtype) || kv_dtype_bytes(value_dtype_of(p)) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
+  if (kv_dtype_bytes(p.query_dtype) == 0 || kv_dtype_bytes(p.kv_dtype) == 0 || is_kv_row(p.query_dtype) ||
+      kv_dtype_bytes(value_dtype_of(p)) == 0 || float_dtype_bytes(p.output_dtype) == 0 ||
       (p.mask != nullptr && float_dtype_bytes(p.mask_dtype) == 0)) {
     return false;
   }
@@ -29,6 +29,9 @@ bool are_valid(const nvb_attention_prefill_params& p) {
   }
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) return false;
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || p.chunk < 0 || !is_valid(p.placement)) {
+    return false;
+  }
+  if (p.sink_tokens < 0 || (p.sink_tokens > 0 && (p.window == 0 || p.chunk > 0 || p.placement.ring_tokens > 0))) {
     return false;
   }
   if (on_device) {
@@ -42,6 +45,11 @@ bool are_valid(const nvb_attention_prefill_params& p) {
     if (sequence.kv_length < 0 || sequence.kv_length > kMaxLength) return false;
   }
   return true;
+}
+
+// Whether a kernel is needed that takes every option and format.
+bool is_special(const nvb_attention_prefill_params& p) {
+  return !has_plain_elements(p) || p.sink_tokens > 0 || p.dropout_threshold > 0;
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
@@ -109,7 +117,7 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 struct PrefillKernel {
   const char* name;
   bool takes_terms;
-  bool takes_rows;  // of keys and values with scales of their own, or of two dtypes
+  bool takes_all;  // rows with scales of their own, two dtypes, the first tokens beside a window, and dropout
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };
@@ -152,7 +160,7 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_terms || !nvb::has_terms(*params)) &&
-         (kernel->takes_rows || nvb::has_plain_elements(*params)) && kernel->supports(*params, *launch, *shape);
+         (kernel->takes_all || !nvb::is_special(*params)) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,

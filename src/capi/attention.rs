@@ -13,7 +13,8 @@ use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::operation::attention::{
-    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRopeArguments, DecodeRows, DeviceSource, KeySource,
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRopeArguments, DecodeRows, DeviceSource, Dropout,
+    KeySource,
 };
 use crate::operation::rope::Rotation;
 use crate::stream::Owner;
@@ -49,8 +50,10 @@ pub struct nvb_attention_options {
     pub bidirectional: u32,
     /// A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
     pub chunk: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// The first tokens of a sequence that a query sees beside its window, as far as they lie before it (StreamingLLM, Xiao et
+    /// al., arXiv:2309.17453): up to 256. Only with `window`, without `chunk`, and not over a cache that is a ring. On CUDA the
+    /// plain kernels take it. 0: none.
+    pub sink_tokens: u32,
 }
 versioned!(nvb_attention_options);
 
@@ -130,6 +133,21 @@ pub struct nvb_attention_prefill_args {
     pub sinks: nvb_tensor,
     /// Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
     pub alibi_slopes: nvb_tensor,
+    /// Optional, I32 [2] in device memory: the low and the high word of what is added to `dropout_offset`, read when the stream gets
+    /// there, so that a captured call drops other weights in every replay. Only with `dropout`.
+    pub dropout_device_offset: nvb_tensor,
+    /// With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
+    /// every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
+    /// k a weight is dropped where word k mod 4 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
+    /// [k / 4, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than ⌊dropout · 2^32⌋.
+    pub dropout_seed: u64,
+    /// Less than 2^48; the sum of both offsets counts modulo that.
+    pub dropout_offset: u64,
+    /// The probability with which a weight becomes 0, less than 1; 0: none does. The kept ones, a share of
+    /// 1 − ⌊dropout · 2^32⌋ / 2^32, are divided by that share. The lse is as without. On CUDA the plain kernel takes it.
+    pub dropout: f32,
+    /// Must be 0.
+    pub reserved_dropout: u32,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts });
 
@@ -138,7 +156,7 @@ versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key
 #[derive(Clone, Copy)]
 pub struct nvb_attention_decode_args {
     pub struct_size: usize,
-    /// [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
+    /// [B · R, query_heads, head_dim], F32 or the dtype of the cache's keys, or any float over keys that are no floats: row r of sequence b is row b · R + r.
     pub query: nvb_tensor,
     /// [B · R, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
@@ -211,7 +229,6 @@ pub struct AttentionObject {
 pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
 
 pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConfig> {
-    expect_reserved(options.reserved)?;
     AttentionConfig::new(AttentionConfig {
         query_heads: options.query_heads as usize,
         kv_heads: options.kv_heads as usize,
@@ -221,6 +238,7 @@ pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConf
         soft_cap: options.soft_cap,
         window: options.window as usize,
         chunk: options.chunk as usize,
+        sink_tokens: options.sink_tokens as usize,
         causal: match options.bidirectional {
             0 => true,
             1 => false,
@@ -301,6 +319,11 @@ pub(super) unsafe fn prefill_of(
         scales("value_scale", &args.value_scale)?,
     )?;
     let op = op.with_head_terms(scales("sinks", &args.sinks)?, scales("alibi_slopes", &args.alibi_slopes)?)?;
+    expect_reserved(args.reserved_dropout)?;
+    let offset = reading.optional("dropout_device_offset", &args.dropout_device_offset)?;
+    let heads = object.config.query_heads;
+    let dropout = Dropout::new(args.dropout, args.dropout_seed, args.dropout_offset, offset, heads)?;
+    let op = op.with_dropout(dropout)?;
     Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
 }
 

@@ -51,6 +51,7 @@ pub(super) struct PrefillParams {
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
     kv_sequences: *const c_void,
+    dropout_offsets: *const c_void,
     query_sequence_stride: i64,
     query_token_stride: i64,
     query_head_stride: i64,
@@ -67,6 +68,8 @@ pub(super) struct PrefillParams {
     mask_sequence_stride: i64,
     mask_row_stride: i64,
     mask_head_stride: i64,
+    dropout_seed: u64,
+    dropout_offset: u64,
     query_dtype: u32,
     kv_dtype: u32,
     value_dtype: u32,
@@ -90,6 +93,9 @@ pub(super) struct PrefillParams {
     pub max_query_count: i32,
     max_kv_length: i32,
     chunk: i32,
+    sink_tokens: i32,
+    dropout_threshold: u32,
+    dropout_scale: f32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -198,6 +204,7 @@ pub(super) struct DecodeParams {
     heads_per_chunk: i32,
     slots_per_head: i32,
     chunk: i32,
+    sink_tokens: i32,
     placement: KvPlacement,
 }
 
@@ -295,6 +302,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
         kv_sequences: numbers(|lengths| lengths.sequences),
+        dropout_offsets: vector_of(op.dropout.and_then(|dropout| dropout.device_offset)),
         query_sequence_stride: op.starts.query as i64,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,
@@ -311,6 +319,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         mask_sequence_stride: op.mask.map_or(0, |mask| mask.start_stride as i64),
         mask_row_stride: op.mask.map_or(0, |mask| mask.row_stride as i64),
         mask_head_stride: op.mask.map_or(0, |mask| mask.head_stride as i64),
+        dropout_seed: op.dropout.map_or(0, |dropout| dropout.seed),
+        dropout_offset: op.dropout.map_or(0, |dropout| dropout.offset),
         query_dtype: op.query.dtype as u32,
         kv_dtype: op.key.dtype as u32,
         value_dtype: op.value.dtype as u32,
@@ -334,6 +344,9 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         max_query_count: bound(|lengths| lengths.max_rows),
         max_kv_length: bound(|lengths| lengths.max_kv_length),
         chunk: op.config.chunk as i32,
+        sink_tokens: op.config.sink_tokens as i32,
+        dropout_threshold: op.dropout.map_or(0, |dropout| dropout.threshold),
+        dropout_scale: op.dropout.map_or(1.0, |dropout| dropout.scale),
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }
@@ -479,6 +492,7 @@ pub(super) fn decode_params(op: &AttentionDecode, rope: &Option<DecodeRopeParams
         heads_per_chunk: 0,
         slots_per_head: 0,
         chunk: op.config.chunk as i32,
+        sink_tokens: op.config.sink_tokens as i32,
         placement: KvPlacement::of(&key, &value),
     }
 }

@@ -5,11 +5,12 @@
 //! at position L − n + i, so a part of a prompt sees the cache before it (bottom-right alignment).
 //!
 //! Masks: causal keeps k ≤ q; a window W keeps 0 ≤ q − k < W, without causal |q − k| < W. The soft cap c turns a score
-//! s into c·tanh(s/c) before the mask (Gemma 2). Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
+//! s into c·tanh(s/c) before the mask (Gemma 2). S sink tokens keep k < S before the window as well. Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
 //! gives 0 and lse = −inf, or the head's sink.
 
 mod decode;
 mod device_lengths;
+mod dropout;
 mod head_terms;
 mod mask;
 mod prefill;
@@ -17,9 +18,10 @@ mod prefix;
 
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
-use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, Placement, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use device_lengths::{DeviceLengths, DeviceSource};
+pub use dropout::{philox, Dropout};
 pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 pub use prefix::{Partial, SharedPrefix};
@@ -42,6 +44,8 @@ pub struct AttentionConfig {
     pub causal: bool,
     /// Keys of a chunk: a query sees those of its own chunk alone. 0: none
     pub chunk: usize,
+    /// The first keys of a sequence, which a query sees beside its window (StreamingLLM, Xiao et al., arXiv:2309.17453). 0: none
+    pub sink_tokens: usize,
 }
 
 impl Default for AttentionConfig {
@@ -56,9 +60,13 @@ impl Default for AttentionConfig {
             window: 0,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         }
     }
 }
+
+/// The most keys that are seen beside a window.
+pub const MAX_SINK_TOKENS: usize = 256;
 
 impl AttentionConfig {
     /// Fills in the value dim and the default scale 1/√head_dim where they are 0.
@@ -82,6 +90,12 @@ impl AttentionConfig {
         expect_extent("query_heads", query_heads)?;
         expect_extent("window", config.window)?;
         expect_extent("chunk", config.chunk)?;
+        if config.sink_tokens > MAX_SINK_TOKENS {
+            return fail(format!("sink_tokens is {}; up to {MAX_SINK_TOKENS} are supported", config.sink_tokens));
+        }
+        if config.sink_tokens > 0 && (config.window == 0 || config.chunk > 0) {
+            return fail("sink_tokens are keys beside a window: they need one, and exclude a chunk".to_string());
+        }
         if config.scale == 0.0 {
             config.scale = 1.0 / (head_dim as f32).sqrt();
         }
@@ -120,6 +134,11 @@ impl AttentionConfig {
         (begin.min(end), end)
     }
 
+    /// How many of the first keys a query sees whose window begins at `begin`; from there on they are keys of the window.
+    pub fn sinks_before(&self, begin: usize) -> usize {
+        self.sink_tokens.min(begin)
+    }
+
     /// Of `pairs` of a query row and a key, `rows` and `keys` that take `token_bytes` a head with their values, with queries and
     /// outputs of `dtypes`.
     fn cost(
@@ -136,8 +155,7 @@ impl AttentionConfig {
         let sums = if lse.is_some() { DType::F32.size() as f64 } else { 0.0 };
         Cost {
             operations: 2.0 * pairs * (dim + value_dim) * heads,
-            bytes: rows as f64 * heads * (width + sums)
-                + keys as f64 * self.kv_heads as f64 * token_bytes as f64,
+            bytes: rows as f64 * heads * (width + sums) + keys as f64 * self.kv_heads as f64 * token_bytes as f64,
         }
     }
 
@@ -157,6 +175,17 @@ impl AttentionConfig {
             self.kv_heads,
             dims(needed)
         )))
+    }
+
+    /// A ring has lost the first tokens.
+    fn check_ring(&self, cache: &CacheLayer) -> Result<()> {
+        match cache.placement {
+            Placement::Ring { .. } if self.sink_tokens > 0 => {
+                Err(Error::unsupported("sink_tokens are keys that a ring has lost")
+                    .with_advice("use a cache without a window, or one with pages"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize, dim: usize) -> Result<Heads> {
@@ -211,6 +240,17 @@ mod tests {
         assert_eq!(chunked(false, 0).visible(5, 10), (4, 8));
         assert_eq!(chunked(false, 0).visible(9, 10), (8, 10));
         assert_eq!(chunked(false, 0).visible(9, 4), (4, 4));
+        let beside = AttentionConfig { sink_tokens: 3, ..config(true, 2) };
+        assert_eq!([0, 2, 3, 9].map(|begin| beside.sinks_before(begin)), [0, 2, 3, 3]);
+        assert!(AttentionConfig::new(beside).is_ok());
+        for wrong in [
+            AttentionConfig { window: 0, ..beside },
+            AttentionConfig { chunk: 4, ..beside },
+            AttentionConfig { sink_tokens: MAX_SINK_TOKENS + 1, ..beside },
+        ] {
+            let error = AttentionConfig::new(wrong).unwrap_err();
+            assert!(error.status == Status::Attention && error.message.contains("sink_tokens"), "{error}");
+        }
     }
 
     #[test]

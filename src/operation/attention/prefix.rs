@@ -107,6 +107,7 @@ impl SharedPrefix {
             mask: None,
             query_scales: None,
             terms: HeadTerms::default(),
+            dropout: None,
         })
     }
 
