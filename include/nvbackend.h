@@ -38,11 +38,11 @@
 //   Parts     Status codes and errors · Version and build · Tensors · Devices · Environment · Configuration · Memory
 //             options · Backend options · Backend · Hardware: usage, peers, recommendation · Memory · Memory: limits,
 //             reclaim and sleep · Memory: statistics and reports · Pools · Streams · Events · Stream manager ·
-//             Weights: formats of files · Weights · GGUF files · KV cache · Attention · Merging attention · Planning
-//             attention · Operations of a layer · Batched and grouped products · Elementwise operations and sampling
-//             · Operations over strided tensors · Rows of plain tensors · Blocks of files as plain tensors ·
-//             Workspace of the caller's · Graphs · Optimising graphs · Graphs in FP8 · Validating graphs · Profiling
-//             graphs · Profiling · Tuning · Tuning attention · Kernels.
+//             Weights: formats of files · Weights · GGUF files · KV cache · Sequences in host memory and files ·
+//             Attention · Merging attention · Planning attention · Operations of a layer · Batched and grouped
+//             products · Elementwise operations and sampling · Operations over strided tensors · Rows of plain
+//             tensors · Blocks of files as plain tensors · Workspace of the caller's · Graphs · Optimising graphs ·
+//             Graphs in FP8 · Validating graphs · Profiling graphs · Profiling · Tuning · Tuning attention · Kernels.
 
 #ifndef NVBACKEND_H
 #define NVBACKEND_H
@@ -194,6 +194,23 @@ typedef struct nvb_gguf nvb_gguf;
 // After an `nvb_memory_sleep` that discards contents the page table is gone like the keys: release every sequence before it is
 // used again.
 typedef struct nvb_kv_cache nvb_kv_cache;
+
+// Page-locked host memory for one sequence of a KV cache, and a stream of its own on which the sequence is copied there and
+// back while other streams work. The cache stays alive with it.
+//
+// What waits for what: `nvb_kv_swap_out` and `nvb_kv_swap_in` return at once. Their copies wait for the work that is queued on
+// the `stream` that they are given, and for the swap's own copies before; no stream waits for them until `nvb_kv_swap_wait` says
+// so, and the host not until `nvb_kv_swap_synchronize`. So between an out and its wait nothing may append to the sequence,
+// truncate or release it, and between an in and its wait no work may read it:
+//
+//     nvb_kv_swap_out(swap, sequence, stream);  …  nvb_kv_swap_wait(swap, stream);  nvb_kv_cache_release(cache, sequence, stream);
+//     nvb_kv_swap_in(swap, other, stream);      …  nvb_kv_swap_wait(swap, stream);  the next step of `other`
+//
+// The image stays in the swap until the next out, and may come in more than once, to any sequence of the cache. Of FP8 it is what
+// is stored, without the scales, which are the engine's.
+//
+// Threads: one at a time uses a swap.
+typedef struct nvb_kv_swap nvb_kv_swap;
 
 // softmax(cap(scale · Q·Kᵀ) + mask) · V with one set of heads, scale, cap and mask.
 //
@@ -412,6 +429,26 @@ static inline void nvb_build_info_init(nvb_build_info *value) {
 
 // FP8 E5M2 (largest finite 57344): as `NVB_DTYPE_FP8_E4M3`.
 #define NVB_DTYPE_FP8_E5M2 6
+
+// Keys or values of a cache in INT8 with a scale for each token and head; no operation's tensor, as are the two below. A row, the
+// key or value of `dim` elements of one token and head, is so many bytes:
+// - the values: a signed byte an element; of `NVB_DTYPE_KV_Q4_0` 16 bytes for every 32 elements;
+// - from the next multiple of 4 bytes the scales: one f32; of `_KV_Q8_0` and `_KV_Q4_0` one f16 for every 32 elements;
+// - zeros up to a multiple of 16 bytes, at which every row begins.
+//
+// An element is its scale times its value. The scale is max |x| / 127 of those that share it, and a value is x / scale, to
+// nearest, ties to even. Where one of them is not finite the scale is NaN.
+// For 128 elements a row has 144 bytes, for 64 it has 80.
+#define NVB_DTYPE_KV_INT8 7
+
+// As `NVB_DTYPE_KV_INT8`, with an f16 scale for every 32 elements, which is rounded before it divides and is at most 65504; values
+// saturate. These are the numbers of ggml's blocks Q8_0.
+#define NVB_DTYPE_KV_Q8_0 8
+
+// As `NVB_DTYPE_KV_Q8_0` in 4 bits, as in ggml's blocks Q4_0: the scale is m / −8, m being the element of the largest magnitude and
+// the positive one of two; byte i of a block has element i in its low and i + 16 in its high half; a half is
+// ⌊x / scale + 8.5⌋, 0 to 15, and its value half − 8. For 128 elements a row has 80 bytes, for 64 it has 48.
+#define NVB_DTYPE_KV_Q4_0 9
 
 // A view of memory that the caller owns: of the backend's device, unless a call says host. Passed by value inside
 // argument structs; an all-zero tensor stands for "absent" where a call says optional.
@@ -2181,8 +2218,11 @@ typedef struct {
   uint32_t values_in_keys;
   // Tokens that a sequence can have: no position reaches this number.
   uint32_t capacity;
-  // `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3` or `_FP8_E5M2`; 0: BF16 on CUDA, F32 on the CPU, or that of `memory`.
+  // Of keys: `NVB_DTYPE_F32`, `_F16`, `_BF16`, `_FP8_E4M3`, `_FP8_E5M2`, `_KV_INT8`, `_KV_Q8_0` or `_KV_Q4_0`; 0: BF16 on CUDA,
+  // F32 on the CPU, or that of `memory`. What an append rounds to the last three has its scales in the cache.
   uint32_t dtype;
+  // Of values, any of these; 0: that of keys. With `values_in_keys` it is that of keys, and none of the last three.
+  uint32_t value_dtype;
   // Tokens of a page, 1 to 256; 0: no pages.
   uint32_t page_tokens;
   // Pages of all sequences together; 0: enough for every sequence at its capacity. Only with `page_tokens`.
@@ -2193,13 +2233,14 @@ typedef struct {
   uint32_t max_append;
   // NULL, or the engine's memory: keys of layer 0, values of layer 0, keys of layer 1 and so on, each [pages, kv_heads,
   // page_tokens, head_dim], without pages [sequences, kv_heads, capacity or the ring's tokens, head_dim], values with
-  // value_dim for head_dim, with any strides, the same for all keys and for all values. With `values_in_keys` the values of a
+  // value_dim for head_dim, with any strides, the same for all keys and for all values. Of `NVB_DTYPE_KV_…` the last extent
+  // is a row's bytes, and address and strides are multiples of 16. With `values_in_keys` the values of a
   // layer are a view of its keys. The engine keeps it while the cache is used; reads of positions past a sequence's end
   // never happen, so its content may be anything.
   const nvb_tensor *memory;
   // 2 · `layers`, or 0.
   size_t memory_count;
-  // Optional, of a cache in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
+  // Optional, of keys in FP8: F32 [layers, kv_heads] in device memory, contiguous, which the engine keeps while the cache is
   // used. A key is its head's scale times what is stored; appending divides by it, rounds to nearest even and saturates.
   // Absent: 1. The engine computes them before the first token is appended, such as max |key| / 448 (E4M3; E5M2: 57344)
   // over a calibration text, and the library never changes them: what was appended under one scale is read with the one that
@@ -2226,8 +2267,10 @@ typedef struct {
   uint32_t sequences;
 } nvb_kv_cache_usage;
 
-// Creates a cache, contents undefined: layers · kv_heads · (head_dim + value_dim) elements for each token that there is room for, and
-// an I32 page table where there are pages; nothing but the handle over the engine's `memory`.
+// Creates a cache, contents undefined: layers · kv_heads rows of a key and of a value for each token that there is room for, and an
+// I32 page table where there are pages; nothing but the handle over the engine's `memory`. `NVB_DTYPE_…` says what a row takes: a
+// token of 128 elements and as many values takes 512 bytes in BF16, 256 in FP8, 288 in INT8 and Q8_0 and 160 in Q4_0, for
+// each layer and head.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (which field), `NVB_ERROR_OUT_OF_MEMORY`.
 NVB_MUST_USE nvb_status nvb_kv_cache_create(const nvb_backend *backend,
                                const nvb_kv_cache_options *options,
@@ -2303,6 +2346,67 @@ static inline void nvb_kv_cache_usage_init(nvb_kv_cache_usage *value) {
   value->struct_size = sizeof *value;
 }
 
+// Sequences in host memory and files ------------------------------------------------------------------------------
+//
+// The object `nvb_kv_swap`: page-locked memory that a cache's sequence is copied to and back from while other streams
+// work; and a sequence in a file.
+
+// Creates a swap with room for any `tokens` tokens of a sequence of `cache`. Allocates page-locked memory, which takes its time:
+// keep swaps, and use them again.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (more tokens than a sequence of the cache can have), `NVB_ERROR_OUT_OF_MEMORY`,
+// `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_swap_create(const nvb_kv_cache *cache,
+                              uint32_t tokens,
+                              nvb_kv_swap **swap);
+
+// Destroys the handle; NULL is fine. Waits for its copies.
+nvb_status nvb_kv_swap_destroy(nvb_kv_swap *swap);
+
+// Queues the copy of all tokens of `sequence` to the swap, behind the work on `stream`. The sequence keeps them.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` (no tokens, more than there is room for, a capture, memory that sleeps, a stream that is
+// explained or recorded).
+NVB_MUST_USE nvb_status nvb_kv_swap_out(nvb_kv_swap *swap,
+                           uint32_t sequence,
+                           nvb_stream *stream);
+
+// Gives `sequence`, which must hold nothing, the tokens of the swap: takes its pages as `nvb_kv_cache_reserve` does, on `stream`,
+// and queues the copy behind the work there.
+// Errors: those of `nvb_kv_swap_out`, `NVB_ERROR_INVALID_ARGUMENT` if the sequence holds tokens or the swap none, and
+// `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free; nothing has changed then.
+NVB_MUST_USE nvb_status nvb_kv_swap_in(nvb_kv_swap *swap,
+                          uint32_t sequence,
+                          nvb_stream *stream);
+
+// Work queued on `stream` from now on waits for the swap's last copies. Does not block the host.
+NVB_MUST_USE nvb_status nvb_kv_swap_wait(nvb_kv_swap *swap, nvb_stream *stream);
+
+// Waits until the swap's copies have finished, and returns the first error that any of them met.
+NVB_MUST_USE nvb_status nvb_kv_swap_synchronize(nvb_kv_swap *swap);
+
+// Writes the tokens that the swap holds, 0 before the first out, and its bytes of page-locked memory.
+NVB_MUST_USE nvb_status nvb_kv_swap_get_size(const nvb_kv_swap *swap, uint32_t *tokens, uint64_t *bytes);
+
+// Writes all tokens of `sequence` to the file at `path`, which is made, or replaced as a whole; only a regular file is. Waits for
+// the work on `stream`. The file says what it is (a mark and a version, the cache's geometry and dtypes, the tokens), and has sums
+// over that and over the content. Of FP8 it has no scales. What lies behind the last token in a page is written as zeros.
+// Errors: `NVB_ERROR_IO`; `NVB_ERROR_INVALID_ARGUMENT` (a sequence without tokens, and those of `nvb_kv_swap_out`);
+// `NVB_ERROR_UNSUPPORTED` for the engine's memory.
+NVB_MUST_USE nvb_status nvb_kv_cache_save(const nvb_kv_cache *cache,
+                             uint32_t sequence,
+                             const char *path,
+                             nvb_stream *stream);
+
+// Gives `sequence`, which must hold nothing, the tokens that `nvb_kv_cache_save` has written, of this cache or of one with the
+// same layers, heads, dims, dtypes, page_tokens and ring. Waits for the copies. The file is refused before memory is taken for
+// its content where mark, version, geometry or length do not fit, and before anything is copied where a sum does not.
+// Errors: `NVB_ERROR_IO` (no regular file, no such file, one that was shortened or changed), `NVB_ERROR_INVALID_ARGUMENT` (a cache
+// of another geometry, with both numbers; a sequence that holds tokens), `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free.
+// Nothing has changed then.
+NVB_MUST_USE nvb_status nvb_kv_cache_restore(nvb_kv_cache *cache,
+                                uint32_t sequence,
+                                const char *path,
+                                nvb_stream *stream);
+
 // Attention -------------------------------------------------------------------------------------------------------
 //
 // The object `nvb_attention`, and its calls for prompts (prefill) and for one token of each sequence (decode).
@@ -2326,8 +2430,10 @@ typedef struct {
   uint32_t bidirectional;
   // A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
   uint32_t chunk;
-  // Must be 0.
-  uint32_t reserved;
+  // The first tokens of a sequence that a query sees beside its window, as far as they lie before it (StreamingLLM, Xiao et
+  // al., arXiv:2309.17453): up to 256. Only with `window`, without `chunk`, and not over a cache that is a ring. On CUDA the
+  // plain kernels take it. 0: none.
+  uint32_t sink_tokens;
 } nvb_attention_options;
 
 // Queries of several sequences, against a cache layer or against key and value tensors.
@@ -2404,12 +2510,27 @@ typedef struct {
   nvb_tensor sinks;
   // Optional, F32 [query_heads] in device memory: slope · |q − k| is taken from each capped score (ALiBi, Press et al. 2021).
   nvb_tensor alibi_slopes;
+  // Optional, I32 [2] in device memory: the low and the high word of what is added to `dropout_offset`, read when the stream gets
+  // there, so that a captured call drops other weights in every replay. Only with `dropout`.
+  nvb_tensor dropout_device_offset;
+  // With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
+  // every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
+  // k a weight is dropped where word k mod 4 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
+  // [k / 4, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than ⌊dropout · 2^32⌋.
+  uint64_t dropout_seed;
+  // Less than 2^48; the sum of both offsets counts modulo that.
+  uint64_t dropout_offset;
+  // The probability with which a weight becomes 0, less than 1; 0: none does. The kept ones, a share of
+  // 1 − ⌊dropout · 2^32⌋ / 2^32, are divided by that share. The lse is as without. On CUDA the plain kernel takes it.
+  float dropout;
+  // Must be 0.
+  uint32_t reserved_dropout;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 typedef struct {
   size_t struct_size;
-  // [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
+  // [B · R, query_heads, head_dim], F32 or the dtype of the cache's keys, or any float over keys that are no floats: row r of sequence b is row b · R + r.
   nvb_tensor query;
   // [B · R, query_heads, value_dim], any float dtype.
   nvb_tensor output;
@@ -2589,7 +2710,7 @@ typedef struct {
   uint32_t kv_length;
   // 0: a decode. 1: a prefill.
   uint32_t prefill;
-  // `NVB_DTYPE_…` of queries and of outputs; 0: the cache's, BF16 over a cache in FP8.
+  // `NVB_DTYPE_…` of queries and of outputs; 0: that of the cache's keys, BF16 where those are no floats of 16 or 32 bits.
   uint32_t query_dtype;
   uint32_t output_dtype;
 } nvb_attention_shape;
