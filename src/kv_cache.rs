@@ -20,10 +20,10 @@ use engine::EngineMemory;
 use pages::Pages;
 use sequences::Sequences;
 pub use sequences::{Queue, Usage};
-pub use swap::Swap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::{Arc, PoisonError};
+pub use swap::Swap;
 use table::DeviceTable;
 
 /// The largest page: kernels keep the place of a token in its page in eight bits.

@@ -48,8 +48,8 @@ nvb::kv_cache make_cache(const nvb::backend& backend, const Model& model, int64_
   const uint32_t activations = model.activation_dtype;
   options.dtype = model.kv_dtypes.key != 0 ? model.kv_dtypes.key : activations;
   options.value_dtype = model.kv_dtypes.value;
-  const bool other_float = options.dtype == NVB_DTYPE_F32 || options.dtype == NVB_DTYPE_F16 ||
-                           options.dtype == NVB_DTYPE_BF16;
+  const bool other_float =
+      options.dtype == NVB_DTYPE_F32 || options.dtype == NVB_DTYPE_F16 || options.dtype == NVB_DTYPE_BF16;
   if (options.dtype != activations && other_float && activations != NVB_DTYPE_F32) {
     fail("--kv-dtype must name bf16, fp8, int8, q8_0 or q4_0 for keys here: this model computes in BF16");
   }

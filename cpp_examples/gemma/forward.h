@@ -48,8 +48,8 @@ class Session {
   // `max_kv_length`.
   void decode(const Inputs& inputs, int64_t max_kv_length);
 
-  // Queues the layers over `rows` consecutive tokens of each of `sequences`, I32 places in the cache, one sequence after
-  // the other: 2 to 16, of which some may have position -1. No position reaches `max_kv_length`.
+  // Queues the layers over `rows` consecutive tokens of each of `sequences`, I32 places in the cache, one sequence
+  // after the other: 2 to 16, of which some may have position -1. No position reaches `max_kv_length`.
   void verify(const Inputs& inputs, const nvb_tensor& sequences, int64_t rows, int64_t max_kv_length);
 
   // Rows of the last pass after the final norm, [count, width] in the activations' dtype.

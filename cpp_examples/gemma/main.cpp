@@ -223,9 +223,8 @@ Timing run_with_draft(const nvb::backend& backend, const Model& model, const Req
   if (options.draft_right) {
     // The text, written without it.
     std::vector<std::vector<int32_t>> texts(request.prompts.size());
-    const Timing timing = generate(backend, model, request, [&texts](size_t sequence, int32_t token, bool) {
-      texts[sequence].push_back(token);
-    });
+    const Timing timing = generate(
+        backend, model, request, [&texts](size_t sequence, int32_t token, bool) { texts[sequence].push_back(token); });
     plain = static_cast<double>(timing.decode_tokens) / timing.decode_seconds;
     draft = draft_by_text(std::move(texts), request.prompts, *options.draft_right, model.config.vocabulary);
   } else {
@@ -234,22 +233,22 @@ Timing run_with_draft(const nvb::backend& backend, const Model& model, const Req
       fail("--draft has a vocabulary of ", source->config.vocabulary, ", the model one of ", model.config.vocabulary);
     }
     smaller = load(backend, *source, options);
-    draft = draft_by_model(backend, smaller, request.prompts, request.launching, request.max_tokens,
-                           options.draft_tokens);
+    draft =
+        draft_by_model(backend, smaller, request.prompts, request.launching, request.max_tokens, options.draft_tokens);
   }
   const Speculated found = speculate(backend, model, request, *draft, options.draft_tokens, on_token);
   const double tokens = static_cast<double>(found.timing.decode_tokens);
-  std::fprintf(stderr,
-               "draft: %lld of %lld proposals accepted (%.1f %%), %.2f tokens a pass and sequence, %.1f %% of the time its own\n",
-               static_cast<long long>(found.accepted), static_cast<long long>(found.proposed),
-               found.proposed > 0 ? 100.0 * static_cast<double>(found.accepted) / static_cast<double>(found.proposed) : 0,
-               found.passes > 0 ? tokens / static_cast<double>(found.passes) /
-                                      static_cast<double>(request.prompts.size())
-                                : 0,
-               found.timing.decode_seconds > 0 ? 100 * found.draft_seconds / found.timing.decode_seconds : 0);
+  std::fprintf(
+      stderr,
+      "draft: %lld of %lld proposals accepted (%.1f %%), %.2f tokens a pass and sequence, %.1f %% of the time its "
+      "own\n",
+      static_cast<long long>(found.accepted), static_cast<long long>(found.proposed),
+      found.proposed > 0 ? 100.0 * static_cast<double>(found.accepted) / static_cast<double>(found.proposed) : 0,
+      found.passes > 0 ? tokens / static_cast<double>(found.passes) / static_cast<double>(request.prompts.size()) : 0,
+      found.timing.decode_seconds > 0 ? 100 * found.draft_seconds / found.timing.decode_seconds : 0);
   if (plain > 0) {
-    std::fprintf(stderr, "draft: %.2f times the %.1f tokens/s without it\n", tokens / found.timing.decode_seconds / plain,
-                 plain);
+    std::fprintf(stderr, "draft: %.2f times the %.1f tokens/s without it\n",
+                 tokens / found.timing.decode_seconds / plain, plain);
   }
   return found.timing;
 }

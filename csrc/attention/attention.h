@@ -11,6 +11,12 @@
 //
 // A prefix of P keys replaces k <= q by k <= max(q, P - 1) and the window by |q - k| < window.
 //
+// With sink_tokens > 0 a query sees the keys k < sink_tokens before its window too.
+//
+// With dropout_threshold > 0 the weight of row r (counted as the rows of lse), query head h and key k is 0 where word
+// k % 4 of philox4x32_10({k / 4, r, h | offset high << 16, offset low}, seed) is below it, and multiplied by
+// dropout_scale elsewhere, after the sum that weights are divided by and the lse were formed.
+//
 // With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
 // capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.
 // The tables of kernels say which take a chunk, slopes and sinks.
@@ -83,10 +89,11 @@ struct nvb_attention_prefill_params {
   // sees, of the keys kv_length - query_count + j, those of the rows j that it comes from, itself included, and stands
   // as many keys behind the tree's first as there are of them before it. Up to 64 rows a sequence; null: no tree.
   const int32_t* tree_parents;
-  const int32_t* query_starts;  // [sequences + 1], rows
-  const int32_t* kv_starts;     // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
-  const int32_t* kv_lengths;    // [sequences]
-  const int32_t* kv_sequences;  // [sequences], of the cache; null: 0, 1, 2, ...
+  const int32_t* query_starts;      // [sequences + 1], rows
+  const int32_t* kv_starts;         // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
+  const int32_t* kv_lengths;        // [sequences]
+  const int32_t* kv_sequences;      // [sequences], of the cache; null: 0, 1, 2, ...
+  const uint32_t* dropout_offsets;  // [2], low and high word, added to dropout_offset; null: nothing is
   int64_t query_sequence_stride;
   int64_t query_token_stride;
   int64_t query_head_stride;
@@ -103,6 +110,8 @@ struct nvb_attention_prefill_params {
   int64_t mask_sequence_stride;
   int64_t mask_row_stride;
   int64_t mask_head_stride;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;  // its lower 48 bits
   uint32_t query_dtype;
   uint32_t kv_dtype;     // of keys
   uint32_t value_dtype;  // 0: that of the keys
@@ -126,12 +135,14 @@ struct nvb_attention_prefill_params {
   int32_t kv_rows;          // of key and value; of a cache: its sequences
   int32_t max_query_count;  // rows of a sequence
   int32_t max_kv_length;
-  int32_t chunk;  // 0 = none
+  int32_t chunk;               // 0 = none
+  int32_t sink_tokens;         // 0 = none
+  uint32_t dropout_threshold;  // 0 = no dropout
+  float dropout_scale;
   // The visible keys of each tile of rows are divided into as many parts; part i writes output and lse i * part_rows
   // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
   int32_t parts;
   int32_t part_rows;
-  uint32_t reserved;  // 0
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -266,7 +277,7 @@ struct nvb_attention_decode_params {
   int32_t heads_per_chunk;  // items of a block
   int32_t slots_per_head;   // partial results of a (row, query head): the splits and their groups; 0 for one split
   int32_t chunk;            // 0 = none
-  uint32_t reserved;        // 0
+  int32_t sink_tokens;      // 0 = none
   nvb_kv_placement placement;
 };
 

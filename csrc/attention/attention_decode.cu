@@ -21,6 +21,9 @@ bool are_valid(const nvb_attention_decode_params& p) {
   if (p.query_heads > 65535 / p.rows_per_sequence) return false;  // a block an item, at most, along the grid's y
   if (p.value_dim < 1 || p.value_dim > 512) return false;
   if (p.slot_count < 0 || p.capacity < 0 || p.capacity > kMaxLength || p.max_kv_length < 0) return false;
+  if (p.sink_tokens < 0 || (p.sink_tokens > 0 && (p.window == 0 || p.chunk > 0 || p.placement.ring_tokens > 0))) {
+    return false;
+  }
   return p.window >= 0 && p.chunk >= 0 && is_valid(p.placement) && std::isfinite(p.scale) && p.soft_cap >= 0.0f;
 }
 
@@ -44,6 +47,10 @@ bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode
 bool has_terms(const nvb_attention_decode_params& p) {
   return p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0;
 }
+// Whether a kernel is needed that takes every option and format.
+bool is_special(const nvb_attention_decode_params& p) {
+  return p.sink_tokens > 0;
+}
 
 struct DecodeKernel {
   const char* name;
@@ -52,6 +59,7 @@ struct DecodeKernel {
   cudaError_t (*launch)(const DecodeArguments&, const nvb_launch&);
   bool rotates = false;     // its new tokens; the others want them rotated and in the cache
   bool takes_rows = false;  // of keys and values with scales of their own, or of two dtypes
+  bool takes_all = false;   // every option
 };
 
 constexpr DecodeKernel kKernels[] = {
@@ -59,7 +67,7 @@ constexpr DecodeKernel kKernels[] = {
     {"attention_decode_ring", false, supports_decode_ring, launch_decode_ring},
     {"attention_decode_mma", true, supports_decode_mma, launch_decode_mma},
     {"attention_decode_rows", false, supports_decode_rows, launch_decode_rows, false, true},
-    {"attention_decode_simt", true, supports_decode_simt, launch_decode_simt, false, true},
+    {"attention_decode_simt", true, supports_decode_simt, launch_decode_simt, false, true, true},
     {"attention_decode_rope", false, supports_decode_rope, launch_decode_rope, true},
 };
 
@@ -82,7 +90,8 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && kernel->rotates == (params->rope != nullptr) &&
          (kernel->takes_terms || !nvb::has_terms(*params)) &&
-         (kernel->takes_rows || nvb::has_plain_elements(*params)) && kernel->supports(*params, *launch, *shape);
+         (kernel->takes_rows || nvb::has_plain_elements(*params)) && (kernel->takes_all || !nvb::is_special(*params)) &&
+         kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_decode_launch(int index, const nvb_attention_decode_params* params,

@@ -49,6 +49,11 @@ struct DecodeBlock {
   int slot;
   int begin;  // keys begin .. end, from the first to the last that some row of the sequence sees
   int end;
+  // With sinks, keys before `window` stand for the first ones of the sequence: key window - sinks + i for key i.
+  int window;
+  int sinks;
+
+  __device__ __forceinline__ int token(int key) const { return key < window && sinks > 0 ? key - window + sinks : key; }
 };
 
 // Where the block's item i finds its query and leaves its output.
@@ -117,6 +122,7 @@ __device__ __forceinline__ DecodeBlock block_items(const nvb_attention_decode_pa
   block.kv_head = static_cast<int>(blockIdx.y) / p.chunks;
   block.first = static_cast<int>(blockIdx.y) % p.chunks * p.heads_per_chunk;
   block.heads = min(p.heads_per_chunk, items_per_kv_head(p) - block.first);
+  block.window = block.sinks = 0;
   return block;
 }
 
@@ -129,7 +135,9 @@ __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& 
   block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
   const bool inside = block.slot >= 0 && block.slot < p.slot_count;
   const int length = inside ? keys.end : 0;
-  const int visible = inside ? keys.end - keys.begin : 0;
+  block.window = keys.begin;
+  block.sinks = inside ? min(p.sink_tokens, keys.begin) : 0;
+  const int visible = (inside ? keys.end - keys.begin : 0) + block.sinks;
   const int tiles = (visible + kTileKeys - 1) / kTileKeys;
   const int split_tiles = max(min_tiles, (tiles + arguments.params.splits - 1) / arguments.params.splits);
   block.splits = max(1, (tiles + split_tiles - 1) / split_tiles);

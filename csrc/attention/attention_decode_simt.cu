@@ -102,15 +102,17 @@ __global__ void __launch_bounds__(kThreads)
   constexpr bool kAny = std::is_same_v<T, AnyElement>;
   const uint32_t value_dtype = value_dtype_of(p);
   const int key_units = kAny ? kv_dtype_bytes(p.kv_dtype) : 1, value_units = kAny ? kv_dtype_bytes(value_dtype) : 1;
-  const T* key =
-      static_cast<const T*>(p.key) +
-      (sequence_offset(p, block, p.key_sequence_stride) + block.kv_head * p.key_head_stride) * key_units;
+  const T* key = static_cast<const T*>(p.key) +
+                 (sequence_offset(p, block, p.key_sequence_stride) + block.kv_head * p.key_head_stride) * key_units;
   const T* value =
       static_cast<const T*>(p.value) +
       (sequence_offset(p, block, p.value_sequence_stride) + block.kv_head * p.value_head_stride) * value_units;
-  const bool placed = is_placed(p.placement);
+  // Where the first tokens are seen beside a window, rows say where a key lies as those of rings and pages do.
+  const bool placed = is_placed(p.placement) || block.sinks > 0;
+  const int64_t key_block = is_placed(p.placement) ? p.placement.block_stride : 256 * p.key_token_stride;
+  const int64_t value_block = is_placed(p.placement) ? p.placement.value_block_stride : 256 * p.value_token_stride;
   const auto offset_of = [&](int first, int i, int64_t token_stride) {
-    return placed ? kv_offset(p.placement.block_stride, rows[i], token_stride) : (first + i) * token_stride;
+    return placed ? kv_offset(key_block, rows[i], token_stride) : (first + i) * token_stride;
   };
 
   for (int index = threadIdx.x; index < block.heads * p.head_dim; index += kThreads) {
@@ -130,7 +132,9 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kHeads / kWarps; ++i) {
     maximum[i] = -CUDART_INF_F;
-    visible[i] = item_keys(p, block, warp + i * kWarps);
+    visible[i] = block.sinks > 0 && p.rows_per_sequence > 1 && warp + i * kWarps < block.heads
+                     ? keys_at(p, p.positions[item_of(p, block, warp + i * kWarps).row])
+                     : item_keys(p, block, warp + i * kWarps);
     slopes[i] = item_slope(p, block, warp + i * kWarps);
   }
   const float scale = p.key_scale != nullptr ? p.scale * p.key_scale[block.kv_head] : p.scale;
@@ -139,7 +143,8 @@ __global__ void __launch_bounds__(kThreads)
     const int keys = min(kKeys, block.end - first);
     if (placed) {
       if (static_cast<int>(threadIdx.x) < keys) {
-        rows[threadIdx.x] = kv_row(p.placement, page_row(p, block), first + static_cast<int>(threadIdx.x));
+        const int token = block.token(first + static_cast<int>(threadIdx.x));
+        rows[threadIdx.x] = is_placed(p.placement) ? kv_row(p.placement, page_row(p, block), token) : token;
       }
       __syncthreads();
     }
@@ -189,9 +194,14 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kHeads / kWarps; ++i) {
       const int head = warp + i * kWarps;
       if (head >= block.heads) continue;
-      const int token = first + lane;
+      const int key = first + lane, token = block.token(key);
       const float bias = slopes[i].slope * fabsf(static_cast<float>(slopes[i].position - token));
-      const float s = token >= visible[i].begin && token < visible[i].end ? score[lane][head] - bias : -CUDART_INF_F;
+      // The keys of the block are all one row's; of several each sees the first ones and those of its window.
+      const bool seen =
+          p.rows_per_sequence == 1
+              ? key >= block.begin && key < block.end
+              : token < visible[i].end && (token >= visible[i].begin || token < p.sink_tokens) && key < block.end;
+      const float s = seen ? score[lane][head] - bias : -CUDART_INF_F;
       const float most = fmaxf(maximum[i], warp_max(s));
       const float base = exponent_base(most);
       const float factor = exp2_fast(maximum[i] - base);
@@ -218,8 +228,8 @@ __global__ void __launch_bounds__(kThreads)
         const T* source = value + (placed ? 0 : first * p.value_token_stride * value_units);
 #pragma unroll 8
         for (int i = 0; i < keys; ++i) {
-          const int64_t offset = placed ? kv_offset(p.placement.value_block_stride, rows[i], p.value_token_stride)
-                                        : i * p.value_token_stride;
+          const int64_t offset =
+              placed ? kv_offset(value_block, rows[i], p.value_token_stride) : i * p.value_token_stride;
           float v = 0.0f;
           if (!placed || rows[i] != kNoRow) {
             if constexpr (kAny) {

@@ -31,6 +31,9 @@ bool are_valid(const nvb_attention_prefill_params& p) {
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || p.chunk < 0 || !is_valid(p.placement)) {
     return false;
   }
+  if (p.sink_tokens < 0 || (p.sink_tokens > 0 && (p.window == 0 || p.chunk > 0 || p.placement.ring_tokens > 0))) {
+    return false;
+  }
   if (on_device) {
     return p.query_rows >= 0 && p.kv_rows >= 0 && p.max_query_count >= 0 && p.max_query_count <= kMaxLength &&
            p.max_kv_length >= 0 && p.max_kv_length <= kMaxLength;
@@ -42,6 +45,11 @@ bool are_valid(const nvb_attention_prefill_params& p) {
     if (sequence.kv_length < 0 || sequence.kv_length > kMaxLength) return false;
   }
   return true;
+}
+
+// Whether a kernel is needed that takes every option and format.
+bool is_special(const nvb_attention_prefill_params& p) {
+  return !has_plain_elements(p) || p.sink_tokens > 0 || p.dropout_threshold > 0;
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
@@ -132,7 +140,7 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 struct PrefillKernel {
   const char* name;
   bool takes_terms;
-  bool takes_rows;  // of keys and values with scales of their own, or of two dtypes
+  bool takes_all;  // rows with scales of their own, two dtypes, the first tokens beside a window, and dropout
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };
@@ -176,7 +184,7 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_terms || !nvb::has_terms(*params)) &&
-         (kernel->takes_rows || nvb::has_plain_elements(*params)) && kernel->supports(*params, *launch, *shape);
+         (kernel->takes_all || !nvb::is_special(*params)) && kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,

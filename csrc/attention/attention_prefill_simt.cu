@@ -9,6 +9,7 @@
 // Registers: O = 16 * kChunks a thread.
 #include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
+#include "../common/philox.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "attention_prefill.cuh"
@@ -49,8 +50,8 @@ __device__ __forceinline__ float element_at(const KvRowElements& elements, int64
 // Calls store(row, column, element) for this thread's part of 64 rows and kWidth columns from first_column on: zero
 // outside valid_rows x dim, and for rows that lie nowhere. kUnroll loads are under way at a time.
 template <int kWidth, int kUnroll, typename Elements, typename Store>
-__device__ __forceinline__ void load_rows(const Elements& global, const Rows& rows, int valid_rows, int first_column, int dim,
-                                          const Store& store) {
+__device__ __forceinline__ void load_rows(const Elements& global, const Rows& rows, int valid_rows, int first_column,
+                                          int dim, const Store& store) {
   constexpr int kCount = 64 * kWidth / kThreads;
   if (rows.places == nullptr) {
 #pragma unroll kUnroll
@@ -179,8 +180,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < 4; ++i) maximum[i] = -CUDART_INF_F;
 
   const bool has_bits = p.mask != nullptr && p.mask_dtype == NVB_I32;
-  for (int tile_key = first_key; tile_key <= last_key; tile_key += kKeys) {
-    const int valid_keys = last_key + 1 - tile_key;
+  // The tiles of the first tokens, where those lie before the window, and then the window's.
+  const int sinks = min(p.sink_tokens, first_key);
+  const auto next_tile = [&](int tile_key) {
+    const int next = tile_key + kKeys;
+    return tile_key < sinks && next >= sinks ? first_key : next;
+  };
+  for (int tile_key = sinks > 0 ? 0 : first_key; tile_key <= last_key; tile_key = next_tile(tile_key)) {
+    const int valid_keys = (tile_key < sinks ? sinks : last_key + 1) - tile_key;
     // A tile of whose keys no row sees one is left out. Its keys lie in up to three words, and words past that of the
     // last key need not be there.
     if (has_bits) {
@@ -234,7 +241,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (p.soft_cap > 0.0f) s = p.soft_cap * tanhf(s / p.soft_cap);
         const int key = tile_key + 4 * x + j;
         s -= slope * fabsf(static_cast<float>(position + 4 * y + i - key));
-        bool hidden = key < range.first || key > range.last;
+        // A tile of the first tokens ends with the last of them, though the window may begin within it.
+        bool hidden = (key < range.first && key >= p.sink_tokens) || key > range.last || key >= tile_key + valid_keys;
         if (bias >= 0 && key <= range.last) {
           if (has_bits) {
             hidden |= (static_cast<const uint32_t*>(p.mask)[bias + key / 32] >> (key % 32) & 1u) == 0;
@@ -257,6 +265,31 @@ __global__ void __launch_bounds__(kThreads, 1)
         added += score[i][j];
       }
       sum[i] = sum[i] * rescale[i] + added;
+    }
+    if (p.dropout_threshold > 0) {
+      // A thread's four neighbouring keys have words of one block of four, or of two.
+      const uint64_t added =
+          p.dropout_offsets == nullptr ? 0 : static_cast<uint64_t>(p.dropout_offsets[1]) << 32 | p.dropout_offsets[0];
+      const uint64_t offset = p.dropout_offset + added;
+      const uint32_t of_head = static_cast<uint32_t>(block.head) | static_cast<uint32_t>(offset >> 32) << 16;
+      const uint2 seed = make_uint2(static_cast<uint32_t>(p.dropout_seed), static_cast<uint32_t>(p.dropout_seed >> 32));
+      const uint32_t four = static_cast<uint32_t>(tile_key + 4 * x) / 4, within = static_cast<uint32_t>(tile_key) % 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t row =
+            static_cast<uint32_t>(sequence.query_start * p.lse_sequence_stride + block.first_row) + 4 * y + i;
+        const uint4 low = philox4x32_10(make_uint4(four, row, of_head, static_cast<uint32_t>(offset)), seed);
+        uint4 high = low;
+        if (within != 0) high = philox4x32_10(make_uint4(four + 1, row, of_head, static_cast<uint32_t>(offset)), seed);
+        const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          uint32_t word = 0;
+#pragma unroll
+          for (uint32_t at = 0; at < 8; ++at) word = at == within + j ? words[at] : word;
+          score[i][j] = word < p.dropout_threshold ? 0.0f : score[i][j] * p.dropout_scale;
+        }
+      }
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

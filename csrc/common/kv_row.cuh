@@ -2,9 +2,9 @@
 //
 // A row, the key or value of `dim` elements of one token and head, is bytes, of which strides count too:
 //
-//   values   a signed byte an element; Q4_0: 16 bytes for 32 elements, i in the low and i + 16 in the high half of byte i
-//   scales   from the next multiple of 4 on, one f32 (INT8) or an f16 for every 32 elements
-//   zeros    up to a multiple of 16, at which every row begins, so that bulk copies bring rows with their scales
+//   values   a signed byte an element; Q4_0: 16 bytes for 32 elements, i in the low and i + 16 in the high half of byte
+//   i scales   from the next multiple of 4 on, one f32 (INT8) or an f16 for every 32 elements zeros    up to a multiple
+//   of 16, at which every row begins, so that bulk copies bring rows with their scales
 //
 // An element is scale * value, of Q4_0 scale * (half - 8). src/tensor/kv_row.rs has the rounding, which this shares bit
 // for bit.

@@ -18,7 +18,8 @@ bool is_float_or_absent(const void* pointer, uint32_t dtype) {
 bool is_valid(const nvb_rope_params& p) {
   const bool rows = p.key_cache != nullptr && is_kv_row(p.cache_dtype);
   if (p.tokens < 0 || p.head_dim < 1 || p.head_dim > (rows ? kMaxRowDim : kMaxHeadDim)) return false;
-  if (p.rotary_dim < 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim || p.rotary_dim > kMaxHeadDim) return false;
+  if (p.rotary_dim < 0 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim || p.rotary_dim > kMaxHeadDim)
+    return false;
   if (p.positions == nullptr) return false;
   if (p.query != nullptr && (p.query_heads < 1 || p.query_output == nullptr)) return false;
   if (p.key != nullptr && p.kv_heads < 1) return false;

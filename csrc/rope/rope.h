@@ -7,8 +7,8 @@
 // (Su et al., arXiv:2104.09864, with halves as pairs.) Elements from r on pass through; rotary_dim 0 rotates nothing.
 // Queries are then multiplied by query_scale and stored; keys are stored and appended, values appended unchanged.
 //
-// A cache in 8 bits holds x / key_scale[head] and value / value_scale[head], rounded to nearest even and saturated; one of
-// rows with scales of their own holds what kv_row.cuh says, and takes a head_dim to 576.
+// A cache in 8 bits holds x / key_scale[head] and value / value_scale[head], rounded to nearest even and saturated; one
+// of rows with scales of their own holds what kv_row.cuh says, and takes a head_dim to 576.
 //
 // Supported: any float dtype for each tensor, for the caches FP8 too, head_dim 1 to 512, rotary_dim even and at most
 // head_dim, any strides with the head dimension contiguous. query, key and value are each optional, and so are

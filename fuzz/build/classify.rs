@@ -91,7 +91,10 @@ pub fn role(header: &Header, owner: &str, all: &[Declared], at: usize, is_field:
         ("nvb_block_tensor", _) if is_field => "Role::Plain { bytes: 80 }".into(),
         ("void *", "user_data" | "log_user_data" | "cuda_stream") => "Role::Opaque".into(),
         ("const char *", "path" | "tuning_file") => {
-            format!("Role::Path {{ written: {} }}", name == "tuning_file" || ["write", "save"].iter().any(|verb| owner.contains(verb)))
+            format!(
+                "Role::Path {{ written: {} }}",
+                name == "tuning_file" || ["write", "save"].iter().any(|verb| owner.contains(verb))
+            )
         }
         ("const char *", _) => "Role::Text".into(),
         ("char *", _) if next_is(&|next| next.name == "capacity").is_some() => "Role::TextBuffer".into(),

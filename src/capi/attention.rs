@@ -13,7 +13,8 @@ use crate::allocation::collected;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::operation::attention::{
-    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRopeArguments, DecodeRows, DeviceSource, KeySource,
+    AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRopeArguments, DecodeRows, DeviceSource, Dropout,
+    KeySource,
 };
 use crate::operation::rope::Rotation;
 use crate::stream::Owner;
@@ -49,8 +50,10 @@ pub struct nvb_attention_options {
     pub bidirectional: u32,
     /// A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
     pub chunk: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// The first tokens of a sequence that a query sees beside its window, as far as they lie before it (StreamingLLM, Xiao et
+    /// al., arXiv:2309.17453): up to 256. Only with `window`, without `chunk`, and not over a cache that is a ring. On CUDA the
+    /// plain kernels take it. 0: none.
+    pub sink_tokens: u32,
 }
 versioned!(nvb_attention_options);
 
@@ -136,15 +139,30 @@ pub struct nvb_attention_prefill_args {
     pub alibi_slopes: nvb_tensor,
     /// Optional, host memory, `sequence_count` or B entries: the first so many keys of a sequence are seen by all of its rows,
     /// whatever the causal mask says (PrefixLM: a prompt or an image that is read both ways). A window is then |q − k| < window. Excludes
-    /// lengths in device memory and a bidirectional attention.
+    /// lengths in device memory, sink tokens and a bidirectional attention.
     pub prefix_lengths: *const i32,
     /// Optional, I32 [T], dense [B, N], in device memory, contiguous: the rows of a sequence are a tree of up to 64 draft tokens that
     /// are to be verified. Entry j of a sequence of n rows is the number of the row, 0 to j − 1, that its row j follows, or −1; other
     /// numbers count as −1. Row j, whose key is key L − n + j, sees the L − n keys before the tree, itself and the rows that it comes
     /// from. A row with d such rows stands at position L − n + d: there its query and key are to be rotated before the append, which
-    /// `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, slopes and `prefix_lengths`
+    /// `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, sink tokens, slopes and `prefix_lengths`
     /// (`NVB_ERROR_ATTENTION`).
     pub tree_parents: nvb_tensor,
+    /// Optional, I32 [2] in device memory: the low and the high word of what is added to `dropout_offset`, read when the stream gets
+    /// there, so that a captured call drops other weights in every replay. Only with `dropout`.
+    pub dropout_device_offset: nvb_tensor,
+    /// With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
+    /// every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
+    /// k a weight is dropped where word k mod 4 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
+    /// [k / 4, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than ⌊dropout · 2^32⌋.
+    pub dropout_seed: u64,
+    /// Less than 2^48; the sum of both offsets counts modulo that.
+    pub dropout_offset: u64,
+    /// The probability with which a weight becomes 0, less than 1; 0: none does. The kept ones, a share of
+    /// 1 − ⌊dropout · 2^32⌋ / 2^32, are divided by that share. The lse is as without. On CUDA the plain kernel takes it.
+    pub dropout: f32,
+    /// Must be 0.
+    pub reserved_dropout: u32,
 }
 versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key_starts, prefix_lengths });
 
@@ -153,7 +171,7 @@ versioned!(nvb_attention_prefill_args { query_starts, sequences, kv_lengths, key
 #[derive(Clone, Copy)]
 pub struct nvb_attention_decode_args {
     pub struct_size: usize,
-    /// [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
+    /// [B · R, query_heads, head_dim], F32 or the dtype of the cache's keys, or any float over keys that are no floats: row r of sequence b is row b · R + r.
     pub query: nvb_tensor,
     /// [B · R, query_heads, value_dim], any float dtype.
     pub output: nvb_tensor,
@@ -226,7 +244,6 @@ pub struct AttentionObject {
 pub(super) static ATTENTIONS: Table<AttentionObject> = Table::new("attention", 7);
 
 pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConfig> {
-    expect_reserved(options.reserved)?;
     AttentionConfig::new(AttentionConfig {
         query_heads: options.query_heads as usize,
         kv_heads: options.kv_heads as usize,
@@ -236,6 +253,7 @@ pub(super) fn config_of(options: &nvb_attention_options) -> Result<AttentionConf
         soft_cap: options.soft_cap,
         window: options.window as usize,
         chunk: options.chunk as usize,
+        sink_tokens: options.sink_tokens as usize,
         causal: match options.bidirectional {
             0 => true,
             1 => false,
@@ -320,6 +338,11 @@ pub(super) unsafe fn prefill_of(
     // SAFETY: the caller's contract.
     let op = unsafe { with_prefixes(op, args, count)? };
     let op = op.with_tree(reading.optional("tree_parents", &args.tree_parents)?)?;
+    expect_reserved(args.reserved_dropout)?;
+    let offset = reading.optional("dropout_device_offset", &args.dropout_device_offset)?;
+    let heads = object.config.query_heads;
+    let dropout = Dropout::new(args.dropout, args.dropout_seed, args.dropout_offset, offset, heads)?;
+    let op = op.with_dropout(dropout)?;
     Ok((op.with_mask(reading.optional("mask", &args.mask)?)?, owner))
 }
 

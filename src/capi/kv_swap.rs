@@ -64,11 +64,7 @@ pub unsafe extern "C" fn nvb_kv_swap_destroy(swap: *mut nvb_kv_swap) -> nvb_stat
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (no tokens, more than there is room for, a capture, memory that sleeps, a stream that is
 /// explained or recorded).
 #[no_mangle]
-pub unsafe extern "C" fn nvb_kv_swap_out(
-    swap: *mut nvb_kv_swap,
-    sequence: u32,
-    stream: *mut nvb_stream,
-) -> nvb_status {
+pub unsafe extern "C" fn nvb_kv_swap_out(swap: *mut nvb_kv_swap, sequence: u32, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_kv_swap_out, {
         let object = KV_SWAPS.get(swap)?;
         let stream = working(&object.cache, stream)?;
@@ -81,11 +77,7 @@ pub unsafe extern "C" fn nvb_kv_swap_out(
 /// Errors: those of `nvb_kv_swap_out`, `NVB_ERROR_INVALID_ARGUMENT` if the sequence holds tokens or the swap none, and
 /// `NVB_ERROR_OUT_OF_MEMORY` if too few pages are free; nothing has changed then.
 #[no_mangle]
-pub unsafe extern "C" fn nvb_kv_swap_in(
-    swap: *mut nvb_kv_swap,
-    sequence: u32,
-    stream: *mut nvb_stream,
-) -> nvb_status {
+pub unsafe extern "C" fn nvb_kv_swap_in(swap: *mut nvb_kv_swap, sequence: u32, stream: *mut nvb_stream) -> nvb_status {
     guard!(nvb_kv_swap_in, {
         let object = KV_SWAPS.get(swap)?;
         let KvCacheObject { cache, backend } = &*object.cache;

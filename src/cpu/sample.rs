@@ -8,6 +8,7 @@ use super::argmax::largest;
 use super::row::{integers, vectors, Row};
 use super::threads::Threads;
 use crate::error::{Error, Result, Status};
+use crate::operation::attention::philox;
 use crate::operation::sample::{Sample, SampleOptions};
 use crate::simd::{dispatch, math, Kernel, Simd};
 use crate::tensor::Tensor;
@@ -238,34 +239,9 @@ fn uniform(op: &Sample, row: usize) -> f64 {
     f64::from(word >> 8) / f64::from(1 << 24)
 }
 
-/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011).
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..10 {
-        let first = u64::from(counter[0]) * 0xd251_1f53;
-        let second = u64::from(counter[2]) * 0xcd9e_8d57;
-        counter = [
-            (second >> 32) as u32 ^ counter[1] ^ key[0],
-            second as u32,
-            (first >> 32) as u32 ^ counter[3] ^ key[1],
-            first as u32,
-        ];
-        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
-    }
-    counter
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn philox_matches_its_authors_vectors() {
-        // Random123, kat_vectors: philox4x32 10.
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
-        assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
-    }
 
     fn run(logits: &mut [f32], rows: usize, options: SampleOptions) -> (Vec<i32>, Vec<f32>) {
         let columns = logits.len() / rows;

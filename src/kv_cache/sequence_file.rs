@@ -128,13 +128,7 @@ impl KvCache {
     }
 
     /// Gives `sequence`, which must be empty, what `save` has written, of this cache or of one like it. Waits for the copies.
-    pub fn restore(
-        &self,
-        sequence: usize,
-        path: &Path,
-        stream: &Stream,
-        queue: super::Queue<'_>,
-    ) -> Result<()> {
+    pub fn restore(&self, sequence: usize, path: &Path, stream: &Stream, queue: super::Queue<'_>) -> Result<()> {
         self.check_sequence("sequence", sequence)?;
         let context = |error: Error| error.context(format_args!("{}", path.display()));
         let (mut file, metadata) = file::open(path).map_err(|error| failed("cannot open", path, error))?;

@@ -306,9 +306,10 @@ pub(super) fn expect_held(sequence: usize, tokens: usize, held: usize) -> Result
 /// A recorded change of a table would be made again by every replay.
 pub(super) fn expect_no_capture(stream: &Stream) -> Result<()> {
     if stream.executor().stream_is_capturing(stream.raw())? {
-        return Err(Error::invalid("pages or sequences of a KV cache change, and the stream is being captured").with_advice(
-            "reserve pages before the capture, or between replays: a captured step reads the newest table",
-        ));
+        return Err(Error::invalid("pages or sequences of a KV cache change, and the stream is being captured")
+            .with_advice(
+                "reserve pages before the capture, or between replays: a captured step reads the newest table",
+            ));
     }
     Ok(())
 }

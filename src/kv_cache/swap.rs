@@ -53,9 +53,9 @@ impl Swap {
         let (stream, done, ready) = (Stream::new(executor, 0)?, Event::new(executor)?, Event::new(executor)?);
         // Of a ring all of it, whatever the sequence holds at the moment.
         let bytes = cache.image_bytes(cache.options.ring_tokens().unwrap_or(tokens))?;
-        let memory = executor.host_allocate(bytes.max(1)).map_err(|error| {
-            error.context(format_args!("page-locked memory for {tokens} tokens of a KV cache"))
-        })?;
+        let memory = executor
+            .host_allocate(bytes.max(1))
+            .map_err(|error| error.context(format_args!("page-locked memory for {tokens} tokens of a KV cache")))?;
         let state = Mutex::new(State { held: None, done, ready });
         Ok(Swap { stream, memory, bytes, capacity: tokens, state })
     }
@@ -96,12 +96,7 @@ impl Swap {
     }
 
     /// Takes what `fill` writes for the image of a sequence of the cache. Nothing is copied.
-    pub(super) fn set(
-        &self,
-        cache: &KvCache,
-        held: Held,
-        fill: impl FnOnce(&mut [u8]) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn set(&self, cache: &KvCache, held: Held, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
         self.synchronize()?;
         assert!(held.bytes <= self.bytes, "the memory was made for it");
         // SAFETY: no copy is under way, and the memory has at least these bytes.
@@ -206,7 +201,9 @@ impl KvCache {
         let bytes = match self.options.page_tokens {
             0 => {
                 let rows = self.options.ring_tokens().map_or(tokens, |ring| ring.min(tokens));
-                [rows, self.options.kv_heads, self.options.layers].iter().try_fold(key + value, |a, b| a.checked_mul(*b))
+                [rows, self.options.kv_heads, self.options.layers]
+                    .iter()
+                    .try_fold(key + value, |a, b| a.checked_mul(*b))
             }
             page => tokens.div_ceil(page).checked_mul(self.page_bytes()),
         };
@@ -236,7 +233,8 @@ impl KvCache {
         if let Some(pages) = sequences.pages() {
             let bytes = self.page_bytes();
             let mut row = pages.row(sequence)[..tokens.div_ceil(pages.page_tokens())].iter();
-            return row.try_for_each(|&page| part(allocation.pointer().wrapping_byte_add(page as usize * bytes), bytes));
+            return row
+                .try_for_each(|&page| part(allocation.pointer().wrapping_byte_add(page as usize * bytes), bytes));
         }
         let rows = self.options.ring_tokens().map_or(tokens, |ring| ring.min(most));
         for layer in 0..self.options.layers {

@@ -40,8 +40,19 @@ pub enum Place {
 }
 
 /// What decides which kernels can do an attention, beside its numbers.
-const FLAGS: [&str; 9] =
-    ["bidirectional", "soft_cap", "chunk", "mask", "sinks", "slopes", "scales", "device_lengths", "rope"];
+const FLAGS: [&str; 11] = [
+    "bidirectional",
+    "soft_cap",
+    "sink_tokens",
+    "dropout",
+    "chunk",
+    "mask",
+    "sinks",
+    "slopes",
+    "scales",
+    "device_lengths",
+    "rope",
+];
 
 /// The names of dtypes in a file, without spaces.
 const DTYPES: [(DType, &str); 8] = [
@@ -80,7 +91,7 @@ impl AttentionKey {
                 &op.config,
                 [sequences, rows, op.longest()],
                 &op.terms,
-                [op.mask.is_some(), scales, op.lengths.is_some(), false],
+                [op.mask.is_some(), scales, op.lengths.is_some(), false, op.dropout.is_some()],
             )
         }
     }
@@ -95,7 +106,7 @@ impl AttentionKey {
                 &op.config,
                 [op.sequence_count(), op.rows.per_sequence, op.rows.max_kv_length],
                 &op.terms,
-                [false, scales, false, op.rope.is_some()],
+                [false, scales, false, op.rope.is_some(), false],
             )
         }
     }
@@ -104,7 +115,7 @@ impl AttentionKey {
         config: &AttentionConfig,
         [sequences, rows, keys]: [usize; 3],
         terms: &HeadTerms,
-        [mask, scales, device_lengths, rope]: [bool; 4],
+        [mask, scales, device_lengths, rope, dropout]: [bool; 5],
     ) -> AttentionKey {
         let AttentionConfig { query_heads, kv_heads, head_dim, value_dim, soft_cap, window, causal, chunk, .. } =
             *config;
@@ -121,7 +132,19 @@ impl AttentionKey {
             value_dim,
             place: Place::Contiguous,
             dtypes: [DType::F32; 4],
-            flags: [!causal, soft_cap > 0.0, chunk > 0, mask, sinks, slopes, scales, device_lengths, rope],
+            flags: [
+                !causal,
+                soft_cap > 0.0,
+                config.sink_tokens > 0,
+                dropout,
+                chunk > 0,
+                mask,
+                sinks,
+                slopes,
+                scales,
+                device_lengths,
+                rope,
+            ],
         }
     }
 

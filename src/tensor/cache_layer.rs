@@ -274,7 +274,8 @@ impl CacheLayer {
 
     /// The layer whose keys are this one's values, and whose values nobody uses: for whoever writes either alone.
     pub fn values_as_keys(&self) -> CacheLayer {
-        let KvView { data, dtype, scales, sequence_stride, token_stride, head_stride, placement, .. } = self.value_view();
+        let KvView { data, dtype, scales, sequence_stride, token_stride, head_stride, placement, .. } =
+            self.value_view();
         CacheLayer {
             key: data,
             dtype,

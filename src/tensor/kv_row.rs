@@ -210,7 +210,11 @@ mod tests {
                     // Half a step of the scale; the largest positive neighbour of a negative extreme loses a whole one in Q4_0.
                     let bound = if dtype == DType::KvQ4_0 { most / 8.0 } else { most / 254.0 } * 1.001;
                     for (i, x) in block.iter().enumerate() {
-                        assert!((back[first + i] - x).abs() <= bound, "{dtype} of {dim}: {x} became {}", back[first + i]);
+                        assert!(
+                            (back[first + i] - x).abs() <= bound,
+                            "{dtype} of {dim}: {x} became {}",
+                            back[first + i]
+                        );
                     }
                 }
             }

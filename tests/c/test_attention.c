@@ -151,6 +151,23 @@ static void test_prefill(bench* b) {
   CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
   check_outputs(b, LENGTH);
 
+  // Half of the weights: other outputs than with all, the same ones twice, others again with another offset, and the
+  // lse of all.
+  float all[LENGTH * HEADS], sums[LENGTH * HEADS], outputs[3][LENGTH * ROW];
+  download(b->f, all, b->lse_block, sizeof all);
+  args.dropout = 0.5f;
+  args.dropout_seed = 7;
+  for (int run = 0; run < 3; ++run) {
+    args.dropout_offset = run < 2 ? 1 : 2;
+    CHECK_OK(nvb_attention_prefill(b->attention, &args, stream));
+    download(b->f, outputs[run], b->output_block, sizeof outputs[run]);
+    download(b->f, sums, b->lse_block, sizeof sums);
+    CHECK(memcmp(all, sums, sizeof sums) == 0);
+  }
+  CHECK(memcmp(outputs[0], outputs[1], sizeof outputs[0]) == 0);
+  CHECK(memcmp(outputs[0], outputs[2], sizeof outputs[0]) != 0);
+  args = good;
+
   // Over tensors, in two sequences of which the first is empty.
   CHECK_OK(nvb_memory_copy(b->f->memory, b->output_block, poison, sizeof poison, NVB_COPY_HOST_TO_DEVICE, stream));
   const int32_t starts[3] = {0, 0, LENGTH};
@@ -214,6 +231,17 @@ static void test_prefill(bench* b) {
   REFUSED("lse", "[2, 12]", "[12, 2]");
   args.reserved = 3;
   REFUSED("reserved is 3");
+  args.dropout = 1;
+  REFUSED("dropout is 1");
+  args.dropout = NAN;
+  REFUSED("dropout is NaN");
+  args.dropout = 0.5f;
+  args.dropout_offset = UINT64_C(1) << 48;
+  REFUSED("dropout_offset is 281474976710656", "2^48");
+  args.reserved_dropout = 1;
+  REFUSED("reserved is 1");
+  args.dropout_device_offset = nvb_tensor_1d(b->position_block, NVB_DTYPE_I32, 1);
+  REFUSED("dropout_device_offset", "[1]", "[2]");
   args = tensors;
   args.key_starts = NULL;
   REFUSED("key_starts", "NULL");
@@ -574,7 +602,8 @@ static void test_options(bench* b) {
   OPTION_REFUSED(soft_cap, NAN, NVB_ERROR_ATTENTION, "soft_cap is NaN");
   OPTION_REFUSED(window, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "window is 4294967295", "2147483647");
   OPTION_REFUSED(chunk, UINT32_MAX, NVB_ERROR_INVALID_ARGUMENT, "chunk is 4294967295", "2147483647");
-  OPTION_REFUSED(reserved, 1, NVB_ERROR_INVALID_ARGUMENT, "reserved is 1");
+  OPTION_REFUSED(sink_tokens, 1, NVB_ERROR_ATTENTION, "sink_tokens", "window");
+  OPTION_REFUSED(sink_tokens, 257, NVB_ERROR_ATTENTION, "sink_tokens is 257", "256");
   OPTION_REFUSED(bidirectional, 2, NVB_ERROR_INVALID_ARGUMENT, "bidirectional is 2");
   OPTION_REFUSED(value_dim, 513, NVB_ERROR_ATTENTION, "value_dim is 513", "512");
   options = two_heads();

@@ -126,8 +126,15 @@ static void test_supported(fixture* f) {
   nvb_kv_cache_options cache = small_cache();
   nvb_attention_shape shape = small_shape();
 #define SUPPORTED() nvb_attention_is_supported(f->backend, &options, &cache, &shape)
-  const uint32_t dtypes[] = {0, NVB_DTYPE_F32, NVB_DTYPE_F16, NVB_DTYPE_BF16, NVB_DTYPE_FP8_E4M3,
-                             NVB_DTYPE_FP8_E5M2, NVB_DTYPE_KV_INT8, NVB_DTYPE_KV_Q8_0, NVB_DTYPE_KV_Q4_0};
+  const uint32_t dtypes[] = {0,
+                             NVB_DTYPE_F32,
+                             NVB_DTYPE_F16,
+                             NVB_DTYPE_BF16,
+                             NVB_DTYPE_FP8_E4M3,
+                             NVB_DTYPE_FP8_E5M2,
+                             NVB_DTYPE_KV_INT8,
+                             NVB_DTYPE_KV_Q8_0,
+                             NVB_DTYPE_KV_Q4_0};
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; ++i) {
     cache.dtype = dtypes[i];
     for (shape.prefill = 0; shape.prefill < 2; ++shape.prefill) CHECK_OK(SUPPORTED());

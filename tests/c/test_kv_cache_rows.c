@@ -1,5 +1,5 @@
-// Caches in INT8, Q8_0 and Q4_0, also of two formats, of the library's memory and of the engine's: what is appended comes
-// back through attention, and a row has the bytes that the header says.
+// Caches in INT8, Q8_0 and Q4_0, also of two formats, of the library's memory and of the engine's: what is appended
+// comes back through attention, and a row has the bytes that the header says.
 #include "check.h"
 
 enum { LAYERS = 2, LAYER = 1, KV_HEADS = 2, HEADS = 4, DIM = 64, TOKENS = 5, CAPACITY = 8 };
@@ -139,7 +139,8 @@ int main(void) {
   nvb_kv_cache* cache = NULL;
   nvb_kv_cache_options wrong = options_of(NVB_DTYPE_KV_INT8, 0);
   wrong.values_in_keys = 1;
-  CHECK_FAILS(nvb_kv_cache_create(f.backend, &wrong, &cache), NVB_ERROR_INVALID_ARGUMENT, "values_in_keys", "int8 rows");
+  CHECK_FAILS(nvb_kv_cache_create(f.backend, &wrong, &cache), NVB_ERROR_INVALID_ARGUMENT, "values_in_keys",
+              "int8 rows");
   // No operation takes such a tensor.
   nvb_softmax_args softmax;
   nvb_softmax_args_init(&softmax);

@@ -1,5 +1,6 @@
-// Sequences in page-locked host memory and in files: what comes back attends as before, bit for bit; what does not fit, or
-// was changed, is refused and changes nothing.
+// Sequences in page-locked host memory and in files: what comes back attends as before, bit for bit; what does not fit,
+// or was changed, is refused and changes nothing.
+#define _POSIX_C_SOURCE 200809L
 #include "check.h"
 
 #include <sys/stat.h>
@@ -74,8 +75,8 @@ static void attend(fixture* f, const kind* of, nvb_kv_cache* cache, uint32_t seq
   uint32_t state = 5;
   for (int i = 0; i < HEADS * DIM; ++i) query[i] = next_number(&state);
   const int32_t position = tokens - 1, number = (int32_t)sequence;
-  void* owned[] = {upload(f, query, sizeof query), upload(f, query, sizeof query), upload(f, &position, sizeof position),
-                   upload(f, &number, sizeof number)};
+  void* owned[] = {upload(f, query, sizeof query), upload(f, query, sizeof query),
+                   upload(f, &position, sizeof position), upload(f, &number, sizeof number)};
   for (uint32_t layer = 0; layer < LAYERS; ++layer) {
     nvb_attention_decode_args decode;
     nvb_attention_decode_args_init(&decode);
@@ -167,7 +168,7 @@ static void test_few_pages(fixture* f) {
   CHECK_OK(nvb_kv_swap_create(cache, CAPACITY, &swap));
   append(f, cache, 0, TOKENS, 7);
   CHECK_OK(nvb_kv_swap_out(swap, 0, f->stream));
-  CHECK_FAILS(nvb_kv_swap_in(swap, 1, f->stream), NVB_ERROR_OUT_OF_MEMORY, "6 pages");
+  CHECK_FAILS(nvb_kv_swap_in(swap, 1, f->stream), NVB_ERROR_OUT_OF_MEMORY, "6 more pages");
   uint32_t tokens = 9;
   CHECK_OK(nvb_kv_cache_get_length(cache, 1, &tokens));
   CHECK_EQUAL(tokens, 0);

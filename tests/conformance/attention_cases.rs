@@ -70,7 +70,9 @@ pub fn attend_masked(
     let visible = |token: &usize| {
         let distance = position - *token as i64;
         (!config.causal || distance >= 0)
-            && (window == 0 || distance < window && (config.causal || distance > -window))
+            && (window == 0
+                || distance < window && (config.causal || distance > -window)
+                || *token < config.sink_tokens && distance >= window)
             && (config.chunk == 0 || position.div_euclid(config.chunk as i64) == (*token / config.chunk) as i64)
             && mask(*token) > f64::NEG_INFINITY
     };

@@ -232,6 +232,7 @@ fn rows_beside_each_other() {
             window,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         })?;
         let keys = Keys::new(run, &config, dtype, length);
         let cache = filled_cache(run, &config, dtype, 2, length + 4, &[(0, &keys), (1, &keys)])?;
@@ -264,6 +265,7 @@ fn rows_that_are_refused() {
             window: 0,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         };
         let cache = filled_cache(run, &config, DType::F32, 1, 32, &[])?;
         let (query, _) = run.normal(DType::F32, &[rows, 2, 16], PLAIN, 1.0)?;
@@ -307,6 +309,7 @@ fn decode_agrees_with_prefill() {
             window,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         })?;
         let keys = Keys::new(run, &config, dtype, length);
         let cache = filled_cache(run, &config, dtype, 3, length + 1, &[(2, &keys)])?;
@@ -348,6 +351,7 @@ fn places_outside_the_cache() {
             window: 0,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         };
         let keys = Keys::new(run, &config, DType::F32, 10);
         let cache = filled_cache(run, &config, DType::F32, 2, 16, &[(1, &keys)])?;

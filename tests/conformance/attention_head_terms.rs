@@ -19,6 +19,7 @@ struct Case {
     causal: bool,
     window: usize,
     chunk: usize,
+    sink_tokens: usize,
     soft_cap: f32,
     sinks: bool,
     slopes: bool,
@@ -35,6 +36,7 @@ fn case() -> Case {
         causal: true,
         window: 0,
         chunk: 0,
+        sink_tokens: 0,
         soft_cap: 0.0,
         sinks: true,
         slopes: true,
@@ -54,6 +56,12 @@ fn cases() -> Vec<Case> {
     ] {
         for (window, soft_cap) in [(0, 0.0), (21, 0.0), (0, 20.0), (40, 5.0)] {
             cases.push(Case { sinks, slopes, chunk, window, soft_cap, ..case() });
+        }
+    }
+    // The first tokens beside a window: within a tile, across tiles, more than there are, and where the window begins.
+    for (window, sink_tokens) in [(21, 4), (40, 1), (5, 64), (3, 100), (100, 256), (1, 129), (400, 7)] {
+        for (sinks, slopes, soft_cap) in [(false, false, 0.0), (true, true, 5.0)] {
+            cases.push(Case { sinks, slopes, window, sink_tokens, soft_cap, ..case() });
         }
     }
     for sink in [-200.0, 30.0, 200.0, f64::NEG_INFINITY] {
@@ -84,6 +92,7 @@ fn terms(run: &mut Run, case: &Case) -> Result<(AttentionConfig, Terms), Failure
         window: case.window,
         causal: case.causal,
         chunk: case.chunk,
+        sink_tokens: case.sink_tokens,
         ..AttentionConfig::default()
     })?;
     let (sinks, sink_values) = run.normal(DType::F32, &[heads], PLAIN, 1.0)?;
@@ -162,7 +171,8 @@ fn prefills() {
     for (window, chunk) in [(0, 0), (17, 0), (0, 32)] {
         for dtypes in [(DType::F32, DType::F32, DType::F32), (DType::Bf16, DType::Bf16, DType::F32)] {
             let sequences = vec![(40, 17), (33, 70), (65, 129), (0, 9)];
-            all.push(Case { causal: false, window, chunk, dtypes, sequences, ..case() });
+            let sink_tokens = if window > 0 { 9 } else { 0 };
+            all.push(Case { causal: false, window, chunk, dtypes, sequences, sink_tokens, ..case() });
         }
     }
     check("attention_prefill with terms of heads", &all, prefill);

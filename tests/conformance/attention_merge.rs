@@ -156,6 +156,7 @@ fn a_merge_of_parts_is_the_attention_over_all_keys() {
             window: 0,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         })?;
         let length: usize = lengths.iter().sum();
         let keys = Keys::new(run, &config, DType::F32, length);

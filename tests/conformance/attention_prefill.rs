@@ -78,6 +78,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         window: case.window,
         causal: case.causal,
         chunk: 0,
+        sink_tokens: 0,
     })?;
     let keys = case.sequences.iter().map(|&(_, length)| match case.values_in_keys {
         true => Keys::new(run, &config, kv, length).with_values_in_keys(&config),

@@ -244,6 +244,7 @@ pub fn test(run: &mut Run, case: &Case) -> Outcome {
         window: case.window,
         causal: true,
         chunk: 0,
+        sink_tokens: 0,
     })?;
     let (heads, dim, value_dim) = (case.heads.0, case.dim, value_dim(&config));
     // Kernels round F32 queries to keys of 16 bits.

@@ -76,7 +76,13 @@ fn rows() {
             cases.push(case);
         }
         cases.push(Case { dtypes: (DType::F32, kv), dim: 512, heads: (2, 1), ..case(Place::Contiguous) });
-        cases.push(Case { dtypes: (DType::F32, kv), dim: 576, value_dim: 512, heads: (2, 1), ..case(Place::Contiguous) });
+        cases.push(Case {
+            dtypes: (DType::F32, kv),
+            dim: 576,
+            value_dim: 512,
+            heads: (2, 1),
+            ..case(Place::Contiguous)
+        });
     }
     cases.push(Case { value_dtype: Some(DType::F32), dtypes: (DType::F16, DType::F16), ..case(Place::Pages(4)) });
     check("a KV cache in rows with scales", &cases, test);
@@ -182,12 +188,8 @@ fn options_that_are_refused() {
         let half = KvCacheOptions { value_dtype: Some(DType::KvQ4_0), ..options };
         assert_eq!(new(half)?.bytes(), 2 * (1024 + 768), "keys in INT8, values in Q4_0");
         expect_error(new(KvCacheOptions { values_in_keys: true, ..options }), invalid, &["values_in_keys", "int8"])?;
-        let mixed = KvCacheOptions {
-            values_in_keys: true,
-            dtype: DType::F16,
-            value_dtype: Some(DType::Bf16),
-            ..options
-        };
+        let mixed =
+            KvCacheOptions { values_in_keys: true, dtype: DType::F16, value_dtype: Some(DType::Bf16), ..options };
         expect_error(new(mixed), invalid, &["values_in_keys", "f16", "bf16"])?;
         expect_error(new(KvCacheOptions { value_dtype: Some(DType::I32), ..options }), invalid, &["i32", "q4_0"])?;
         let scales = run.tensor(DType::F32, &[2, 3], PLAIN, &[1.0; 6])?;

@@ -12,6 +12,7 @@ mod attention_decode;
 mod attention_decode_graph;
 mod attention_decode_rope;
 mod attention_device_lengths;
+mod attention_dropout;
 mod attention_head_terms;
 mod attention_prefill;
 mod attention_prefix;

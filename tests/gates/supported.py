@@ -19,7 +19,7 @@ def missing(header, text):
     if not operations or not constants:
         sys.exit("supported: the header has no operations or no formats where this gate looks for them")
     for constant in constants:
-        spoken = re.sub(r"^(DTYPE|WEIGHT_FORMAT|SOURCE_FORMAT)_(GGUF_)?", "", constant)
+        spoken = re.sub(r"^(DTYPE|WEIGHT_FORMAT|SOURCE_FORMAT)_(GGUF_|KV_)?", "", constant)
         spoken = spoken if re.match(r"Q\d_", spoken) else spoken.replace("_", " ")
         if constant not in OTHER_WORDS and not re.search(rf"\b{spoken}\b", text):
             names.append(f"NVB_{constant} ({spoken})")

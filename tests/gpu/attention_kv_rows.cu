@@ -143,7 +143,8 @@ struct Case {
   int page_tokens = 0, ring = 0;
   std::string text() const {
     char line[256];
-    std::snprintf(line, sizeof line, "%zu x %d rows to %d, heads %d/%d of %d/%d, window %d, cap %g, %s over %s/%s, page %d, ring %d",
+    std::snprintf(line, sizeof line,
+                  "%zu x %d rows to %d, heads %d/%d of %d/%d, window %d, cap %g, %s over %s/%s, page %d, ring %d",
                   last.size(), rows, last[0], query_heads, kv_heads, head_dim, value_dim, window, soft_cap,
                   name_of(query_dtype), name_of(key_dtype), name_of(value_dtype), page_tokens, ring);
     return line;
@@ -242,8 +243,8 @@ void check(Case c, std::mt19937& random) {
           const uint32_t dtype = of_values ? c.value_dtype : c.key_dtype;
           if (!is_kv_row(dtype)) continue;
           const int dim = of_values ? c.value_dim : c.head_dim;
-          const float* const from = (of_values ? values[b] : keys[b]).data() +
-                                    (static_cast<size_t>(token) * c.kv_heads + head) * dim;
+          const float* const from =
+              (of_values ? values[b] : keys[b]).data() + (static_cast<size_t>(token) * c.kv_heads + head) * dim;
           const std::vector<uint8_t> expected = pack(dtype, from, dim);
           if (std::memcmp(expected.data(), row_of(of_values, b, head, token), expected.size()) != 0) {
             std::printf("the %s of token %d, head %d has other bytes: %s\n", of_values ? "value" : "key", token, head,
@@ -337,7 +338,8 @@ void check(Case c, std::mt19937& random) {
       error += (output.host[i] - expected[i]) * (output.host[i] - expected[i]);
       norm += expected[i] * expected[i];
     }
-    if (problem.empty() && std::sqrt(error) > 1e-5 * std::sqrt(norm)) problem = "error " + std::to_string(std::sqrt(error / norm));
+    if (problem.empty() && std::sqrt(error) > 1e-5 * std::sqrt(norm))
+      problem = "error " + std::to_string(std::sqrt(error / norm));
     for (size_t i = 0; i < sums.size(); ++i) {
       const double out = lse.host[i];
       if (out != sums[i] && !(std::fabs(out - sums[i]) <= 1e-5 * (2 + std::fabs(sums[i]))))
@@ -349,7 +351,8 @@ void check(Case c, std::mt19937& random) {
     }
   };
   const auto poison = [&] {
-    std::memset(output.host.data(), 0xff, output.host.size() * 4), std::memset(lse.host.data(), 0xff, lse.host.size() * 4);
+    std::memset(output.host.data(), 0xff, output.host.size() * 4),
+        std::memset(lse.host.data(), 0xff, lse.host.size() * 4);
     output.up(), lse.up();
   };
   for (const bool fast : {true, false}) {
@@ -484,7 +487,8 @@ double time_of(const Launch& launch) {
 int run_bench() {
   const nvb_launch launch = device_launch();
   constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
-  std::printf("decode, heads 32/8 of 128, us (GB/s), and beside BF16 by attention_decode_mma\n%-16s", "sequences x keys");
+  std::printf("decode, heads 32/8 of 128, us (GB/s), and beside BF16 by attention_decode_mma\n%-16s",
+              "sequences x keys");
   const uint32_t dtypes[] = {NVB_BF16, NVB_KV_INT8, NVB_KV_Q8_0, NVB_KV_Q4_0};
   const char* const names[] = {"bf16 mma", "int8", "q8_0", "q4_0"};
   for (const char* name : names) std::printf("%22s", name);
@@ -538,7 +542,8 @@ int run_bench() {
       p.chunks = 1, p.heads_per_chunk = kHeads / kKvHeads;
       // The plan of src/cuda/attention_plan.rs.
       {
-        const int most_splits = std::min((length + shape.keys * shape.min_tiles - 1) / (shape.keys * shape.min_tiles), 256);
+        const int most_splits =
+            std::min((length + shape.keys * shape.min_tiles - 1) / (shape.keys * shape.min_tiles), 256);
         const int by_memory = (launch.shared_bytes_per_block + 1024) / (shape.shared_bytes + 1024);
         const int places = launch.multiprocessors * std::max(1, std::min(by_memory, 1024 / shape.threads));
         const int blocks = sequences * kKvHeads;
@@ -561,9 +566,8 @@ int run_bench() {
       const size_t results = static_cast<size_t>(sequences) * kHeads * p.slots_per_head;
       arguments.partial_sums = reinterpret_cast<float2*>(workspace.device);
       arguments.partial_outputs = workspace.device + (results * 2 + 3) / 4 * 4;
-      const double us = time_of([&] {
-        return i == 0 ? launch_decode_mma(arguments, launch) : launch_decode_rows(arguments, launch);
-      });
+      const double us = time_of(
+          [&] { return i == 0 ? launch_decode_mma(arguments, launch) : launch_decode_rows(arguments, launch); });
       const double moved = 2.0 * sequences * kKvHeads * length * bytes;
       if (i == 0) bf16 = us;
       std::printf("%8.1f (%4.0f) x%5.2f", us, moved / us / 1e3, bf16 / us);

@@ -72,8 +72,8 @@ __device__ const uint4 kZeros[kZeroBytes / 16] = {};
 
 // By the lanes of the warp that copies: lane 8 * tensor + run brings the tokens of that run of every tile.
 template <typename Tile>
-__device__ __forceinline__ void copy_tiles(const nvb_attention_decode_params& p, const DecodeBlock& block, int stages, bool once,
-                                           unsigned char* ring, uint64_t* full, uint64_t* empty, int lane) {
+__device__ __forceinline__ void copy_tiles(const nvb_attention_decode_params& p, const DecodeBlock& block, int stages,
+                                           bool once, unsigned char* ring, uint64_t* full, uint64_t* empty, int lane) {
   static_assert(Tile::kRun * Tile::kRowBytes <= kZeroBytes);
   const int run = lane % 8;
   const bool values = lane / 8 == 1;
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
   } else {
     const int row_offset = lane % 8 * Tile::kPitch + (warp * 2 + lane / 16) * Tile::kRowBytes + lane / 8 % 2 * 16;
     // This lane's keys are tokens 2 * warp and + 1 of runs 2 * quad and + 1.
-    const int scale_offset = 2 * quad * Tile::kPitch + warp * 2 * Tile::kRowBytes +
-                             kv_scales_at(Tile::kDtype, Tile::kHeadDim);
+    const int scale_offset =
+        2 * quad * Tile::kPitch + warp * 2 * Tile::kRowBytes + kv_scales_at(Tile::kDtype, Tile::kHeadDim);
     const auto scales_at = [&](const unsigned char* tile, int e) {
       return tile + scale_offset + e % 2 * Tile::kPitch + e / 2 * Tile::kRowBytes;
     };
@@ -384,8 +384,7 @@ cudaError_t launch_decode_rows(const DecodeArguments& arguments, const nvb_launc
     // What is in no L2 when it is read again leaves it first; the blocks of several chunks read it together.
     constexpr int64_t kOnceBytes = int64_t{8} << 20;
     const int visible = p.window > 0 ? std::min(p.window, p.max_kv_length) : p.max_kv_length;
-    const bool once =
-        p.chunks == 1 && int64_t{2} * Tile::kRowBytes * p.sequences * p.kv_heads * visible >= kOnceBytes;
+    const bool once = p.chunks == 1 && int64_t{2} * Tile::kRowBytes * p.sequences * p.kv_heads * visible >= kOnceBytes;
     const dim3 grid(p.splits, p.kv_heads * p.chunks, p.sequences);
     return launch_overlapped(kernel, grid, dim3(Tile::kThreads), shared_bytes, &launch, arguments, stages, once);
   });

@@ -16,8 +16,10 @@ pub struct Sequence {
     pub row: usize,
     /// Its number in the cache.
     sequence: usize,
-    /// The keys that it sees.
+    /// The keys that it sees, of the window.
     keys: Range<usize>,
+    /// The first keys that it sees beside the window, which are a chunk in front of the others.
+    sinks: usize,
     /// The number of its first chunk among all chunks of the call, which run by sequence, then by key/value head.
     first_chunk: usize,
 }
@@ -25,6 +27,11 @@ pub struct Sequence {
 impl Sequence {
     fn chunks(&self) -> Range<usize> {
         self.keys.start / CHUNK..self.keys.end.div_ceil(CHUNK)
+    }
+
+    /// Of all that it sees.
+    fn chunk_count(&self) -> usize {
+        self.chunks().len() + usize::from(self.sinks > 0)
     }
 }
 
@@ -38,7 +45,7 @@ pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
     let sequences = (0..op.query.tokens).map(|row| {
         let context = |error: Error| error.context(format_args!("row {row}"));
         if positions[row] == EMPTY_ROW {
-            return Ok(Sequence { row, sequence: 0, keys: 0..0, first_chunk });
+            return Ok(Sequence { row, sequence: 0, keys: 0..0, sinks: 0, first_chunk });
         }
         let position = op.cache.check_position(positions[row]).map_err(context)?;
         if position >= max_kv_length {
@@ -49,10 +56,13 @@ pub fn check(op: &AttentionDecode) -> Result<Vec<Sequence>> {
         let sequence = places.map_or(sequence as i32, |places| places[sequence]);
         let sequence = op.cache.check_sequence(sequence).map_err(context)?;
         let (begin, end) = op.config.visible(position, position + 1);
-        // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
-        unsafe { op.cache.key_view().check_pages(op.cache.origin(sequence), begin..end) }.map_err(context)?;
-        let sequence = Sequence { row, sequence, keys: begin..end, first_chunk };
-        first_chunk += sequence.chunks().len() * op.config.kv_heads;
+        let sinks = op.config.sinks_before(begin);
+        for keys in [0..sinks, begin..end] {
+            // SAFETY: on the CPU a table is in host memory; sequence and positions are within it.
+            unsafe { op.cache.key_view().check_pages(op.cache.origin(sequence), keys) }.map_err(context)?;
+        }
+        let sequence = Sequence { row, sequence, keys: begin..end, sinks, first_chunk };
+        first_chunk += sequence.chunk_count() * op.config.kv_heads;
         Ok(sequence)
     });
     gathered(sequences, "the rows of a decode")
@@ -68,7 +78,7 @@ pub struct Call<'a> {
 impl Call<'_> {
     pub fn chunks(&self) -> usize {
         let kv_heads = self.op.config.kv_heads;
-        self.sequences.last().map_or(0, |last| last.first_chunk + last.chunks().len() * kv_heads)
+        self.sequences.last().map_or(0, |last| last.first_chunk + last.chunk_count() * kv_heads)
     }
 
     /// Sequence and key/value head.
@@ -78,7 +88,7 @@ impl Call<'_> {
 
     pub fn chunks_of(&self, unit: usize) -> Range<usize> {
         let (sequence, kv_head) = self.unit(unit);
-        let count = sequence.chunks().len();
+        let count = sequence.chunk_count();
         let first = sequence.first_chunk + kv_head * count;
         first..first + count
     }
@@ -87,7 +97,7 @@ impl Call<'_> {
     pub fn unit_of(&self, chunk: usize) -> usize {
         let sequence = self.sequences.partition_point(|sequence| sequence.first_chunk <= chunk) - 1;
         let Sequence { first_chunk, .. } = self.sequences[sequence];
-        sequence * self.op.config.kv_heads + (chunk - first_chunk) / self.sequences[sequence].chunks().len()
+        sequence * self.op.config.kv_heads + (chunk - first_chunk) / self.sequences[sequence].chunk_count()
     }
 
     pub fn value_dim(&self) -> usize {
@@ -106,10 +116,16 @@ impl Call<'_> {
     /// Where the tokens of a chunk are.
     pub fn tokens(&self, chunk: usize, unit: usize, to: &mut Tokens) {
         let (op, (sequence, kv_head)) = (self.op, self.unit(unit));
-        let number = sequence.chunks().start + chunk - self.chunks_of(unit).start;
-        let begin = (number * CHUNK).max(sequence.keys.start);
+        let index = chunk - self.chunks_of(unit).start;
+        let (begin, end) = match (index, sequence.sinks) {
+            (0, sinks @ 1..) => (0, sinks),
+            (index, sinks) => {
+                let number = sequence.chunks().start + index - usize::from(sinks > 0);
+                ((number * CHUNK).max(sequence.keys.start), sequence.keys.end.min((number + 1) * CHUNK))
+            }
+        };
         to.last = sequence.keys.end as isize - 1 - begin as isize;
-        to.count = sequence.keys.end.min((number + 1) * CHUNK) - begin;
+        to.count = end - begin;
         // SAFETY: `check` saw the pages of all keys.
         unsafe {
             let (key, value) = (op.cache.key_view(), op.cache.value_view());

@@ -88,7 +88,7 @@ pub fn decode(threads: &Threads, op: &AttentionDecode, workspace: &mut Vec<f32>)
 pub fn splits(op: &AttentionDecode) -> usize {
     let longest = op.rows.max_kv_length;
     let (begin, end) = op.config.visible(longest - 1, longest);
-    end.div_ceil(CHUNK) - begin / CHUNK
+    end.div_ceil(CHUNK) - begin / CHUNK + usize::from(op.config.sinks_before(begin) > 0)
 }
 
 /// Every chunk's partial results, each [group, stride].
@@ -323,7 +323,7 @@ impl<'a> Heads<'a> {
                 let softmax = RunningSoftmax { shift: part, sums: sums.as_mut_ptr(), output, width: self.stride - 16 };
                 let slope =
                     self.op.terms.slope(first_head + i).map(|slope| (slope, (tokens.last - begin as isize) as f32));
-                let added = Added { mask: None, slope };
+                let added = Added { mask: None, slope, hidden: None };
                 softmax.add::<S>(self.scores.add(i * MAX_STEP), 0..keys, keys, self.call.scores, added);
             }
             let values = Values {

@@ -154,7 +154,9 @@ fn reference(
     let (key_origin, value_origin) = (key.origin(kv_start), value.origin(kv_start));
     for (i, head) in (0..query_count).flat_map(|i| (0..config.query_heads).map(move |head| (i, head))) {
         let kv_head = head / config.group();
-        let visible = visible(i);
+        let window = visible(i);
+        // The first tokens, then the window.
+        let seen: Vec<usize> = (0..config.sinks_before(window.start)).chain(window).collect();
         // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
         unsafe {
             let query = Row::head(query, i, head);
@@ -169,17 +171,15 @@ fn reference(
                 let slope = terms.slope(head).map_or(0.0, f64::from);
                 capped + bias(i, head, token) - slope * distance.abs()
             };
-            let scores: Vec<f64> = visible.clone().map(score).collect();
+            let scores: Vec<f64> = seen.iter().copied().map(score).collect();
             let sink = terms.sink(head).map_or(f64::NEG_INFINITY, f64::from);
             let max = scores.iter().copied().fold(sink, f64::max);
             let weight = |score: &f64| if max == f64::NEG_INFINITY { 0.0 } else { (score - max).exp() };
             let sum = scores.iter().map(weight).sum::<f64>() + weight(&sink);
-            let values: Vec<Vec<f32>> =
-                visible.clone().map(|token| kv_row(value, value_origin, token, kv_head)).collect();
+            let values: Vec<Vec<f32>> = seen.iter().map(|&token| kv_row(value, value_origin, token, kv_head)).collect();
             for d in 0..config.value_dim {
-                let weigh =
-                    |(token, score): (usize, &f64)| weight(score) * f64::from(values[token - visible.start][d]);
-                let total: f64 = visible.clone().zip(&scores).map(weigh).sum();
+                let weigh = |(value, score): (&Vec<f32>, &f64)| weight(score) * f64::from(value[d]);
+                let total: f64 = values.iter().zip(&scores).map(weigh).sum();
                 Row::head(output, i, head).set(d, if sum == 0.0 { 0.0 } else { total / sum * value_scale });
             }
             if let Some(lse) = lse_of(lse, first + i, head) {

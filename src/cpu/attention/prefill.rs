@@ -20,7 +20,7 @@ use crate::cpu::row::Row;
 use crate::cpu::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::error::Result;
 use crate::operation::attention::mask::{Mask, WORD_KEYS};
-use crate::operation::attention::{AttentionPrefill, SequenceSpan, Tree};
+use crate::operation::attention::{AttentionPrefill, Dropout, SequenceSpan, Tree};
 use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{DType, Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
@@ -57,9 +57,11 @@ struct Task {
 pub fn prefill(threads: &Threads, op: &AttentionPrefill) -> Result<()> {
     let spans = op.spans()?;
     for span in &spans {
-        let seen = first_seen(op, span, 0)..visible(&op.config, span, span.query_count - 1).end;
-        // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
-        unsafe { op.key.check_pages(op.key.origin(span.kv_start), seen)? };
+        let last = visible(&op.config, span, span.query_count - 1);
+        for keys in [0..op.config.sinks_before(last.start), first_seen(op, span, 0)..last.end] {
+            // SAFETY: on the CPU a table is in host memory; the span's sequence and keys are within it.
+            unsafe { op.key.check_pages(op.key.origin(span.kv_start), keys)? };
+        }
     }
     let tasks = split(op, &spans, threads.count())?;
     threads.run(tasks.len(), |task, scratch| {
@@ -174,6 +176,29 @@ struct Tiles<'a, O> {
     /// [rows, LANES]
     sums: *mut f32,
     form: PhantomData<O>,
+    /// With the offset of this run.
+    dropout: Option<(Dropout, u64)>,
+}
+
+/// Makes 0 of the weights that are dropped, and scales the others. `first`, the key of the first weight, is a multiple of four.
+///
+/// # Safety
+/// `count` weights are readable and writable.
+unsafe fn drop_weights(
+    dropout: &Dropout,
+    offset: u64,
+    (row, head): (u32, u32),
+    first: usize,
+    weights: *mut f32,
+    count: usize,
+) {
+    for at in (0..count).step_by(4) {
+        let words = dropout.words(offset, row, head, ((first + at) / 4) as u32);
+        for (i, word) in words.into_iter().enumerate().take(count - at) {
+            let weight = weights.add(at + i);
+            *weight = if word < dropout.threshold { 0.0 } else { *weight * dropout.scale };
+        }
+    }
 }
 
 impl<'a, O: Operands> Tiles<'a, O> {
@@ -208,6 +233,7 @@ impl<'a, O: Operands> Tiles<'a, O> {
             shift: take(rows),
             sums: take(rows * S::LANES),
             form: PhantomData,
+            dropout: op.dropout.map(|dropout| (dropout, dropout.run_offset())),
         }
     }
 
@@ -217,7 +243,10 @@ impl<'a, O: Operands> Tiles<'a, O> {
         self.start::<S>();
         let begin = first_seen(op, &task.span, task.queries.start);
         let end = visible(&op.config, &task.span, task.queries.end - 1).end;
-        for tile in (begin / KEYS * KEYS..end).step_by(KEYS) {
+        // The tiles of the first tokens, and those of the window.
+        let first = begin / KEYS * KEYS;
+        let beside = op.config.sinks_before(first).next_multiple_of(KEYS).min(first);
+        for tile in (0..beside).step_by(KEYS).chain((first..end).step_by(KEYS)) {
             let keys = tile..(tile + KEYS).min(end);
             if !self.any_bit(0..rows, &keys) {
                 continue;
@@ -281,10 +310,16 @@ impl<'a, O: Operands> Tiles<'a, O> {
     fn tokens(&self, view: &KvView, keys: Range<usize>, begin: usize) -> Tokens {
         static ZEROS: [f32; MAX_HEAD_DIM] = [0.0; MAX_HEAD_DIM];
         let mut tokens = Tokens { at: [ZEROS.as_ptr().cast(); KEYS], count: keys.len(), dtype: view.dtype };
-        let first = keys.start.max(begin);
-        let there = &mut tokens.at[first - keys.start..keys.len()];
-        // SAFETY: `prefill` saw the pages of all keys that a row of the sequence sees.
-        unsafe { addresses(view, view.origin(self.task.span.kv_start), first, self.task.kv_head, there) };
+        let sinks = self.op.config.sinks_before(begin);
+        let origin = view.origin(self.task.span.kv_start);
+        for range in [keys.start..sinks.min(keys.end), begin.max(keys.start)..keys.end] {
+            if range.is_empty() {
+                continue;
+            }
+            let there = &mut tokens.at[range.start - keys.start..range.end - keys.start];
+            // SAFETY: `prefill` saw the pages of all keys that a row of the sequence sees.
+            unsafe { addresses(view, origin, range.start, self.task.kv_head, there) };
+        }
         tokens
     }
 
@@ -337,7 +372,8 @@ impl<'a, O: Operands> Tiles<'a, O> {
         // Later rows see no earlier begin and no earlier end.
         let end = seen(strip.end - 1).end.min(keys.end);
         let begin = first_seen(op, &task.span, task.queries.start + strip.start / heads);
-        if end <= keys.start.max(begin) || !self.any_bit(strip.clone(), &keys) {
+        let has_sinks = keys.start < op.config.sinks_before(seen(strip.end - 1).start);
+        if end <= keys.start || (end <= begin && !has_sinks) || !self.any_bit(strip.clone(), &keys) {
             return;
         }
         let count = end - keys.start;
@@ -361,14 +397,24 @@ impl<'a, O: Operands> Tiles<'a, O> {
                 output: self.output.add(row * self.value_width),
                 width: self.value_width,
             };
-            let visible = within(seen.start)..within(seen.end);
+            // Where the first tokens lie before the window, what is between them is hidden.
+            let sinks = op.config.sinks_before(seen.start);
+            let (visible, hidden) = match keys.start < sinks {
+                true => (0..within(seen.end), Some((within(sinks) as f32, within(seen.start) as f32))),
+                false => (within(seen.start)..within(seen.end), None),
+            };
             let (query, head) = self.query_and_head(row);
             let mut joined = [0.0; KEYS];
             let mask = self.mask_of(query, head, &(keys.start..end), &mut joined);
             let SequenceSpan { query_count, kv_length, .. } = task.span;
             let position = (kv_length + query) as isize - (query_count + keys.start) as isize;
             let slope = op.terms.slope(head).map(|slope| (slope, position as f32));
-            softmax.add::<S>(self.products.add(i * KEYS), visible, count, self.scores, Added { mask, slope });
+            let products = self.products.add(i * KEYS);
+            softmax.add::<S>(products, visible, count, self.scores, Added { mask, slope, hidden });
+            if let Some((dropout, offset)) = &self.dropout {
+                let row = (task.span.query_start * op.starts.lse + query) as u32;
+                drop_weights(dropout, *offset, (row, head as u32), keys.start, products, count);
+            }
         }
         let (weights, stride) = O::weights::<S>(strip.len(), count, self.products, self.weights);
         let values = Outer {

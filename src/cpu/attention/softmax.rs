@@ -42,6 +42,8 @@ pub struct Added {
     /// A slope that multiplies the distance of each key from the row's position, which is counted from the first key, and
     /// is taken off.
     pub slope: Option<(f32, f32)>,
+    /// Keys among the visible ones, counted from the first, that do not count: between the first tokens and a window.
+    pub hidden: Option<(f32, f32)>,
 }
 
 /// One row's softmax so far, beside the weighted values that the caller holds.
@@ -66,12 +68,18 @@ impl RunningSoftmax {
         visible: Range<usize>,
         keys: usize,
         scores: Scores,
-        Added { mask, slope }: Added,
+        Added { mask, slope, hidden }: Added,
     ) {
         let lowest = S::splat(f32::NEG_INFINITY);
         let masked = visible.start > 0 || visible.end < keys.next_multiple_of(S::LANES);
         let mut max = lowest;
-        if masked || scores.scale != 1.0 || scores.soft_cap > 0.0 || mask.is_some() || slope.is_some() {
+        if masked
+            || scores.scale != 1.0
+            || scores.soft_cap > 0.0
+            || mask.is_some()
+            || slope.is_some()
+            || hidden.is_some()
+        {
             let (begin, end) = (visible.start as f32, visible.end as f32);
             for at in (0..keys).step_by(S::LANES) {
                 let mut score = S::mul(S::load(row.add(at)), S::splat(scores.scale));
@@ -90,6 +98,11 @@ impl RunningSoftmax {
                     let number = S::add(S::lane_numbers(), S::splat(at as f32));
                     score = S::select_less(number, S::splat(end), score, lowest);
                     score = S::select_less(number, S::splat(begin), lowest, score);
+                }
+                if let Some((begin, end)) = hidden {
+                    let number = S::add(S::lane_numbers(), S::splat(at as f32));
+                    let inside = S::select_less(number, S::splat(end), lowest, score);
+                    score = S::select_less(number, S::splat(begin), score, inside);
                 }
                 S::store(row.add(at), score);
                 max = S::max(max, score);

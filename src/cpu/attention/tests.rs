@@ -20,6 +20,7 @@ const CONFIG: AttentionConfig = AttentionConfig {
     window: 0,
     causal: true,
     chunk: 0,
+    sink_tokens: 0,
 };
 
 fn configs() -> Vec<AttentionConfig> {

@@ -143,6 +143,7 @@ impl AttentionDecode {
             .with_limit(max_kv_length as u64, cache.capacity as u64));
         }
         cache.check_window(count.min(per_sequence), max_kv_length, config.window)?;
+        config.check_ring(&cache)?;
         Ok(AttentionDecode {
             config,
             query,
@@ -269,8 +270,9 @@ impl AttentionDecode {
         let longest = self.rows.max_kv_length;
         let (begin, end) = self.config.visible(longest - 1, longest);
         let shared = self.prefix.map_or(0, |prefix| prefix.tokens);
-        let keys = shared + (end - begin - shared) * self.sequence_count();
-        self.cost_of_keys((end - begin) * self.query.tokens, keys)
+        let seen = end - begin + self.config.sinks_before(begin);
+        let keys = shared + (seen - shared) * self.sequence_count();
+        self.cost_of_keys(seen * self.query.tokens, keys)
     }
 
     /// The positions, and the cost with the keys and values that the mask keeps at these.
@@ -282,14 +284,15 @@ impl AttentionDecode {
                 let position = op.cache.check_position(*position).ok()?;
                 Some(op.config.visible(position, position + 1))
             };
-            let pairs = positions.iter().filter_map(visible).map(|(begin, end)| end - begin).sum();
+            let sinks = |begin: usize| op.config.sinks_before(begin);
+            let pairs = positions.iter().filter_map(visible).map(|(begin, end)| end - begin + sinks(begin)).sum();
             // The rows of a sequence see keys without a gap, and what several see is read once.
             let keys = positions.chunks(op.rows.per_sequence).map(|rows| {
                 let visible = || rows.iter().filter_map(visible);
                 let begin = visible().map(|keys| keys.0).min();
                 let end = visible().map(|keys| keys.1).max().unwrap_or(0);
                 // Those of a shared prefix are counted once.
-                end.saturating_sub(shared.max(begin.unwrap_or(0)))
+                end.saturating_sub(shared.max(begin.unwrap_or(0))) + begin.map_or(0, sinks)
             });
             op.cost_of_keys(pairs, keys.sum::<usize>() + if pairs > 0 { shared } else { 0 })
         };
@@ -300,7 +303,8 @@ impl AttentionDecode {
     fn cost_of_keys(&self, pairs: usize, keys: usize) -> Cost {
         let rows = self.query.tokens;
         let dtypes = [self.query.dtype, self.output.dtype];
-        let Cost { operations, bytes } = self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.token_bytes(), self.lse);
+        let Cost { operations, bytes } =
+            self.config.cost(pairs as f64, rows, keys, dtypes, self.cache.token_bytes(), self.lse);
         let indices = rows + self.rows.sequences.map_or(0, |sequences| sequences.shape[0]);
         let new = self.separate(self.query).map_or(Cost::default(), |(rope, _)| {
             let queries = rows * self.config.query_heads * self.config.head_dim * self.query.dtype.size();

@@ -72,6 +72,7 @@ impl AttentionPrefill {
         let (key, value, kv_rows, longest) = match &source {
             DeviceSource::Cache { layer, sequences, .. } => {
                 config.check_cache(layer)?;
+                config.check_ring(layer)?;
                 if sequences.is_none() && count > layer.sequences {
                     return Err(Error::invalid(format!(
                         "{count} sequences without `device_sequences`; the cache has {}",
@@ -119,6 +120,7 @@ impl AttentionPrefill {
             query_scales: None,
             terms: HeadTerms::default(),
             tree: None,
+            dropout: None,
         };
         op.check_lengths()
     }

@@ -6,11 +6,12 @@
 //!
 //! Masks: causal keeps k ≤ q; a window W keeps 0 ≤ q − k < W, without causal |q − k| < W. The soft cap c turns a score
 //! s into c·tanh(s/c) before the mask (Gemma 2). A prefix of P keys replaces k ≤ q by k ≤ max(q, P − 1) and the window by
-//! |q − k| < W. Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
+//! |q − k| < W. S sink tokens keep k < S before the window as well. Chunks of C keep ⌊k / C⌋ = ⌊q / C⌋ (Llama 4). A row that sees no key
 //! gives 0 and lse = −inf, or the head's sink.
 
 mod decode;
 mod device_lengths;
+mod dropout;
 mod head_terms;
 pub mod mask;
 mod prefill;
@@ -19,9 +20,10 @@ mod tree;
 
 use crate::error::{Error, Result, Status};
 use crate::operation::{expect_extent, Cost};
-use crate::tensor::{CacheLayer, DType, Heads, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
+use crate::tensor::{CacheLayer, DType, Heads, Placement, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use device_lengths::{DeviceLengths, DeviceSource};
+pub use dropout::{philox, Dropout};
 pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 pub use prefix::{Partial, SharedPrefix};
@@ -45,6 +47,8 @@ pub struct AttentionConfig {
     pub causal: bool,
     /// Keys of a chunk: a query sees those of its own chunk alone. 0: none
     pub chunk: usize,
+    /// The first keys of a sequence, which a query sees beside its window (StreamingLLM, Xiao et al., arXiv:2309.17453). 0: none
+    pub sink_tokens: usize,
 }
 
 impl Default for AttentionConfig {
@@ -59,9 +63,13 @@ impl Default for AttentionConfig {
             window: 0,
             causal: true,
             chunk: 0,
+            sink_tokens: 0,
         }
     }
 }
+
+/// The most keys that are seen beside a window.
+pub const MAX_SINK_TOKENS: usize = 256;
 
 impl AttentionConfig {
     /// Fills in the value dim and the default scale 1/√head_dim where they are 0.
@@ -85,6 +93,12 @@ impl AttentionConfig {
         expect_extent("query_heads", query_heads)?;
         expect_extent("window", config.window)?;
         expect_extent("chunk", config.chunk)?;
+        if config.sink_tokens > MAX_SINK_TOKENS {
+            return fail(format!("sink_tokens is {}; up to {MAX_SINK_TOKENS} are supported", config.sink_tokens));
+        }
+        if config.sink_tokens > 0 && (config.window == 0 || config.chunk > 0) {
+            return fail("sink_tokens are keys beside a window: they need one, and exclude a chunk".to_string());
+        }
         if config.scale == 0.0 {
             config.scale = 1.0 / (head_dim as f32).sqrt();
         }
@@ -125,6 +139,11 @@ impl AttentionConfig {
         (begin.min(end), end)
     }
 
+    /// How many of the first keys a query sees whose window begins at `begin`; from there on they are keys of the window.
+    pub fn sinks_before(&self, begin: usize) -> usize {
+        self.sink_tokens.min(begin)
+    }
+
     /// Of `pairs` of a query row and a key, `rows` and `keys` that take `token_bytes` a head with their values, with queries and
     /// outputs of `dtypes`.
     fn cost(
@@ -141,8 +160,7 @@ impl AttentionConfig {
         let sums = if lse.is_some() { DType::F32.size() as f64 } else { 0.0 };
         Cost {
             operations: 2.0 * pairs * (dim + value_dim) * heads,
-            bytes: rows as f64 * heads * (width + sums)
-                + keys as f64 * self.kv_heads as f64 * token_bytes as f64,
+            bytes: rows as f64 * heads * (width + sums) + keys as f64 * self.kv_heads as f64 * token_bytes as f64,
         }
     }
 
@@ -162,6 +180,17 @@ impl AttentionConfig {
             self.kv_heads,
             dims(needed)
         )))
+    }
+
+    /// A ring has lost the first tokens.
+    fn check_ring(&self, cache: &CacheLayer) -> Result<()> {
+        match cache.placement {
+            Placement::Ring { .. } if self.sink_tokens > 0 => {
+                Err(Error::unsupported("sink_tokens are keys that a ring has lost")
+                    .with_advice("use a cache without a window, or one with pages"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn query_heads_of(&self, name: &str, tensor: Tensor, tokens: usize, dim: usize) -> Result<Heads> {
@@ -221,6 +250,17 @@ mod tests {
         assert_eq!(config(true, 2).visible_with_prefix(3, 10, 6), (2, 5));
         assert_eq!(config(true, 2).visible_with_prefix(7, 10, 6), (6, 8));
         assert_eq!(chunked(true, 0).visible_with_prefix(3, 10, 6), (0, 4));
+        let beside = AttentionConfig { sink_tokens: 3, ..config(true, 2) };
+        assert_eq!([0, 2, 3, 9].map(|begin| beside.sinks_before(begin)), [0, 2, 3, 3]);
+        assert!(AttentionConfig::new(beside).is_ok());
+        for wrong in [
+            AttentionConfig { window: 0, ..beside },
+            AttentionConfig { chunk: 4, ..beside },
+            AttentionConfig { sink_tokens: MAX_SINK_TOKENS + 1, ..beside },
+        ] {
+            let error = AttentionConfig::new(wrong).unwrap_err();
+            assert!(error.status == Status::Attention && error.message.contains("sink_tokens"), "{error}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Attention of many query rows a sequence, over a KV cache or over tensors.
 
 use super::device_lengths::DeviceLengths;
+use super::dropout::Dropout;
 use super::head_terms::HeadTerms;
 use super::mask::Mask;
 use super::tree::Tree;
@@ -59,6 +60,7 @@ pub struct AttentionPrefill {
     pub query_scales: Option<Tensor>,
     pub terms: HeadTerms,
     pub tree: Option<Tree>,
+    pub dropout: Option<Dropout>,
 }
 
 /// Where a prefill's keys are.
@@ -96,6 +98,7 @@ impl AttentionPrefill {
         let (key, value, spans) = match source {
             KeySource::Cache { layer, sequences, kv_lengths } => {
                 config.check_cache(&layer)?;
+                config.check_ring(&layer)?;
                 if sequences.len() != count || kv_lengths.len() != count {
                     return Err(Error::invalid(format!(
                         "{} entries in sequences and {} in kv_lengths for a sequence_count of {count}",
@@ -174,6 +177,7 @@ impl AttentionPrefill {
             query_scales: None,
             terms: HeadTerms::default(),
             tree: None,
+            dropout: None,
         })
     }
 
@@ -246,6 +250,7 @@ impl AttentionPrefill {
             query_scales: None,
             terms: HeadTerms::default(),
             tree: None,
+            dropout: None,
         })
     }
 
@@ -274,6 +279,10 @@ impl AttentionPrefill {
             let text = "`prefix_lengths` is given, and the attention is bidirectional: every key is seen";
             return Err(Error::new(Status::Attention, text));
         }
+        if self.config.sink_tokens > 0 {
+            let text = "`prefix_lengths` is given, and the attention has sink tokens";
+            return Err(Error::new(Status::Attention, text));
+        }
         if self.lengths.is_some() {
             let text = "`prefix_lengths` is given, and lengths lie in device memory: it is read on the host";
             return Err(Error::unsupported(text));
@@ -295,6 +304,16 @@ impl AttentionPrefill {
     pub fn with_head_terms(mut self, sinks: Option<Tensor>, slopes: Option<Tensor>) -> Result<AttentionPrefill> {
         let outputs = [Some(self.rows(&self.output, self.starts.output)), self.lse];
         self.terms = HeadTerms::new([sinks, slopes], self.config.query_heads, outputs)?;
+        Ok(self)
+    }
+
+    /// Drops weights; what the offset lies in is apart from what the call writes.
+    pub fn with_dropout(mut self, dropout: Option<Dropout>) -> Result<AttentionPrefill> {
+        if let Some(offset) = dropout.as_ref().and_then(|dropout| dropout.device_offset.as_ref()) {
+            offset.expect_apart("dropout_device_offset", "output", &self.rows(&self.output, self.starts.output))?;
+            self.lse.iter().try_for_each(|lse| offset.expect_apart("dropout_device_offset", "lse", lse))?;
+        }
+        self.dropout = dropout;
         Ok(self)
     }
 
@@ -361,6 +380,9 @@ impl AttentionPrefill {
         visit.read("query_scale", self.query_scales.as_ref());
         self.terms.accesses(visit);
         visit.read("tree_parents", self.tree.as_ref().map(|tree| &tree.parents));
+        if let Some(dropout) = &self.dropout {
+            dropout.accesses(visit);
+        }
         visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
         let last = match &self.lengths {
             None => self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0)),
@@ -377,7 +399,7 @@ impl AttentionPrefill {
                 Placement::Paged(table) => ((table.pages - 1) * table.page_stride, table.page_tokens),
             };
             let tokens = tokens.saturating_sub(1) * view.token_stride;
-            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + dim;
+            let elements = blocks + tokens + (self.config.kv_heads - 1) * view.head_stride + view.dtype.row_units(dim);
             visit.read_range(name, view.data, elements * view.dtype.size());
             if !view.scales.is_null() {
                 let count = 1 + (self.config.kv_heads - 1) * view.scale_stride;
@@ -405,12 +427,12 @@ impl AttentionPrefill {
             };
             for row in 0..span.query_count {
                 let (begin, end) = visible(row);
-                pairs += (end - begin) as f64;
+                pairs += (end - begin + self.config.sinks_before(begin)) as f64;
             }
             // What rows see moves on with them and leaves no gap.
             let (first, last) = (visible(0), visible(span.query_count - 1));
             rows += span.query_count;
-            keys += last.1.saturating_sub(first.0);
+            keys += last.1.saturating_sub(first.0) + self.config.sinks_before(first.0);
         }
         let token_bytes = self.key.dtype.row_bytes(self.key.dim) + self.value.dtype.row_bytes(self.value.dim);
         self.config.cost(pairs, rows, keys, [self.query.dtype, self.output.dtype], token_bytes, self.lse)

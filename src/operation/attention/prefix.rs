@@ -114,6 +114,7 @@ impl SharedPrefix {
             query_scales: None,
             terms: HeadTerms::default(),
             tree: None,
+            dropout: None,
         })
     }
 

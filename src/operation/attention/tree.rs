@@ -40,15 +40,15 @@ impl AttentionPrefill {
         let Some(parents) = parents else { return Ok(self) };
         let unsupported =
             |what: String| Err(Error::new(Status::Attention, format!("`tree_parents` is given, and {what}")));
-        let AttentionConfig { causal, window, chunk, .. } = self.config;
+        let AttentionConfig { causal, window, chunk, sink_tokens, .. } = self.config;
         if !causal {
             return unsupported("the attention is bidirectional".into());
         }
         if window > 0 && window < MAX_TREE_ROWS {
             return unsupported(format!("the window is {window}; {MAX_TREE_ROWS} or more is supported"));
         }
-        if chunk > 0 || self.terms.slopes.is_some() {
-            return unsupported("chunks and slopes are not supported with it".into());
+        if chunk > 0 || sink_tokens > 0 || self.terms.slopes.is_some() {
+            return unsupported("chunks, sink tokens and slopes are not supported with it".into());
         }
         if self.sequences.iter().any(|span| span.prefix > 0) {
             return unsupported("so is `prefix_lengths`".into());

@@ -1,5 +1,5 @@
-// Greedy decoding with a draft gives the tokens of plain greedy decoding, whatever the draft proposes: a model that is the
-// same, a smaller one, one that knows the text with some errors, and one that is always wrong.
+// Greedy decoding with a draft gives the tokens of plain greedy decoding, whatever the draft proposes: a model that is
+// the same, a smaller one, one that knows the text with some errors, and one that is always wrong.
 #include <algorithm>
 #include <memory>
 #include <nvbackend.hpp>
@@ -36,8 +36,7 @@ struct Loaded {
   Loaded(const nvb::backend& backend, PlainGemma plain, uint32_t seed) {
     plain.randomize("F32", seed);
     gemma_test::write_file(folder.path("config.json"), plain.config_json(true));
-    gemma_test::write_file(folder.path("model.safetensors"),
-                           gemma_test::safetensors_bytes(plain.tensors, "F32", 0));
+    gemma_test::write_file(folder.path("model.safetensors"), gemma_test::safetensors_bytes(plain.tensors, "F32", 0));
     files = std::make_unique<gemma::Safetensors>(gemma::Safetensors::open_folder(folder.path()));
     gemma::Progress progress(0);
     model = gemma::load_model(backend, gemma::read_config(folder.path()), files->tensors(), {}, &progress);
@@ -140,8 +139,8 @@ void by_model(uint32_t optimize) {
                                              request.max_tokens, proposals);
     expect_same(backend, loaded.model, request, *other, proposals, texts);
     // The model itself is always right: its own cache is rewound to what was accepted as it should be.
-    const auto same = gemma::draft_by_model(backend, loaded.model, request.prompts, request.launching,
-                                            request.max_tokens, proposals);
+    const auto same =
+        gemma::draft_by_model(backend, loaded.model, request.prompts, request.launching, request.max_tokens, proposals);
     const gemma::Speculated found = expect_same(backend, loaded.model, request, *same, proposals, texts);
     const int64_t fewest = (request.max_tokens + proposals) / (proposals + 1);
     require(found.passes == fewest, found.passes, " passes with the model as its own draft; ", fewest, " are enough");

@@ -1,0 +1,144 @@
+//! Dropout of a prefill's weights: which of them become 0 is a function of a seed, an offset and the weight's place, so that no mask
+//! is stored and a backward pass finds the same one.
+//!
+//! The words of Philox4x32-10 (Salmon et al. 2011) under the seed as key and the counter
+//! [k / 4, row, head | offset high << 16, offset low] are those of the keys k / 4 · 4 to k / 4 · 4 + 3, with the row counted over all
+//! sequences and the query head's number. A weight is dropped where its word is below ⌊p · 2³²⌋; the others, a share of
+//! 1 − ⌊p · 2³²⌋ / 2³² on average, are divided by that share. The lse and the sum that weights are divided by know nothing of it.
+
+use crate::error::{Error, Result};
+use crate::operation::access::Visit;
+use crate::tensor::{DType, Tensor};
+
+/// The largest offset, and one more.
+pub const OFFSETS: u64 = 1 << 48;
+/// Heads whose number has room in a counter.
+pub const MAX_DROPOUT_HEADS: usize = 1 << 16;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// A weight is dropped where its word is below.
+    pub threshold: u32,
+    /// What the others are multiplied by.
+    pub scale: f32,
+    pub seed: u64,
+    pub offset: u64,
+    /// i32 [2], the low and the high word of what is added to `offset`, read when the work runs.
+    pub device_offset: Option<Tensor>,
+}
+
+impl Dropout {
+    /// `None` with a probability of 0.
+    pub fn new(
+        probability: f32,
+        seed: u64,
+        offset: u64,
+        device_offset: Option<Tensor>,
+        heads: usize,
+    ) -> Result<Option<Dropout>> {
+        if !(0.0..1.0).contains(&probability) {
+            return Err(Error::invalid(format!("dropout is {probability}; 0 or more, and less than 1, is needed")));
+        }
+        if offset >= OFFSETS {
+            return Err(Error::invalid(format!("dropout_offset is {offset}; it has to be less than 2^48"))
+                .with_limit(offset, OFFSETS - 1));
+        }
+        if heads > MAX_DROPOUT_HEADS {
+            return Err(Error::invalid(format!("dropout of {heads} heads; up to {MAX_DROPOUT_HEADS} have a number"))
+                .with_limit(heads as u64, MAX_DROPOUT_HEADS as u64));
+        }
+        if let Some(tensor) = &device_offset {
+            tensor.expect_dtype("dropout_device_offset", DType::I32)?;
+            tensor.expect_shape("dropout_device_offset", &[2])?;
+            tensor.expect_readable("dropout_device_offset")?;
+        }
+        let threshold = (f64::from(probability) * 4294967296.0) as u32;
+        if threshold == 0 {
+            return Ok(None);
+        }
+        let kept = 1.0 - f64::from(threshold) / 4294967296.0;
+        Ok(Some(Dropout { threshold, scale: (1.0 / kept) as f32, seed, offset, device_offset }))
+    }
+
+    /// The offset of a run, for an executor that computes on the host.
+    pub fn run_offset(&self) -> u64 {
+        let added = self.device_offset.map_or(0, |tensor| {
+            // SAFETY: a validated tensor of two words in host memory.
+            let [low, high] = unsafe { tensor.data.cast::<[u32; 2]>().read_unaligned() };
+            u64::from(high) << 32 | u64::from(low)
+        });
+        self.offset.wrapping_add(added) % OFFSETS
+    }
+
+    /// The words of keys `four` · 4 to `four` · 4 + 3, at the offset of a run.
+    #[inline]
+    pub fn words(&self, run_offset: u64, row: u32, head: u32, four: u32) -> [u32; 4] {
+        let counter = [four, row, head | ((run_offset >> 32) as u32) << 16, run_offset as u32];
+        philox(counter, [self.seed as u32, (self.seed >> 32) as u32])
+    }
+
+    pub fn accesses(&self, visit: &mut impl Visit) {
+        visit.read("dropout_device_offset", self.device_offset.as_ref());
+    }
+}
+
+/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011).
+pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let first = u64::from(counter[0]) * 0xd251_1f53;
+        let second = u64::from(counter[2]) * 0xcd9e_8d57;
+        counter = [
+            (second >> 32) as u32 ^ counter[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ counter[3] ^ key[1],
+            first as u32,
+        ];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(probability: f32) -> Option<Dropout> {
+        Dropout::new(probability, 7, 0, None, 8).unwrap()
+    }
+
+    #[test]
+    fn the_kept_share_and_its_scale_belong_together() {
+        assert_eq!((of(0.0), of(1e-20)), (None, None));
+        let half = of(0.5).unwrap();
+        assert_eq!((half.threshold, half.scale), (1 << 31, 2.0));
+        assert_eq!(of(0.25).unwrap().scale, 4.0 / 3.0);
+        for wrong in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {
+            assert!(Dropout::new(wrong, 0, 0, None, 8).unwrap_err().message.contains("dropout"), "{wrong}");
+        }
+        assert!(Dropout::new(0.5, 0, OFFSETS, None, 8).is_err() && Dropout::new(0.5, 0, OFFSETS - 1, None, 8).is_ok());
+        assert!(Dropout::new(0.5, 0, 0, None, MAX_DROPOUT_HEADS + 1).is_err());
+    }
+
+    #[test]
+    fn every_part_of_the_place_counts() {
+        let dropout = of(0.5).unwrap();
+        let first = dropout.words(1, 2, 3, 4);
+        for other in [(0, 2, 3, 4), (1 + (1 << 32), 2, 3, 4), (1, 3, 3, 4), (1, 2, 4, 4), (1, 2, 3, 5)] {
+            assert_ne!(dropout.words(other.0, other.1, other.2, other.3), first, "{other:?}");
+        }
+        assert_ne!(Dropout { seed: 7 + (1 << 32), ..dropout }.words(1, 2, 3, 4), first);
+        let mut words = [5u32, 1];
+        let tensor = Tensor::new(words.as_mut_ptr().cast(), DType::I32, &[2]);
+        let with = Dropout { offset: OFFSETS - 3, device_offset: Some(tensor), ..dropout };
+        assert_eq!(with.run_offset(), (1 << 32) + 2);
+    }
+
+    #[test]
+    fn philox_matches_its_authors_vectors() {
+        // Random123, kat_vectors: philox4x32 10.
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
+        assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+}
