@@ -358,7 +358,7 @@ impl AttentionPrefill {
         }
         visit.read("query_scale", self.query_scales.as_ref());
         self.terms.accesses(visit);
-        visit.read("tree_parents", self.tree.as_ref().map(|tree| &tree.parents));
+        visit.read("tree_parents", self.tree.map(|tree| tree.parents()).as_ref());
         visit.read("mask", self.mask.as_ref().map(|mask| &mask.tensor));
         let last = match &self.lengths {
             None => self.sequences.iter().map(|span| (span.kv_start, span.kv_length)).max().unwrap_or((0, 0)),
