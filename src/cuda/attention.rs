@@ -365,7 +365,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         mask: op.mask.map_or(std::ptr::null(), |mask| mask.tensor.data.cast_const()),
         sinks: vector_of(op.terms.sinks),
         slopes: vector_of(op.terms.slopes),
-        tree_parents: vector_of(op.tree.map(|tree| tree.parents)),
+        tree_parents: vector_of(op.tree.map(|tree| tree.parents())),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),

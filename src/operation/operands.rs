@@ -111,7 +111,7 @@ impl Operation {
                 each.read([&mut op.query]);
                 each.read(op.lengths.iter_mut().flat_map(DeviceLengths::tensors_mut));
                 each.read(op.terms.tensors_mut());
-                each.read(op.tree.as_mut().map(|tree| &mut tree.parents));
+                op.tree.iter_mut().for_each(|tree| (each.0)(tree.address(), false));
                 each.read(op.dropout.iter_mut().filter_map(|dropout| dropout.device_offset.as_mut()));
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);

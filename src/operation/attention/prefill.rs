@@ -379,7 +379,7 @@ impl AttentionPrefill {
         }
         visit.read("query_scale", self.query_scales.as_ref());
         self.terms.accesses(visit);
-        visit.read("tree_parents", self.tree.as_ref().map(|tree| &tree.parents));
+        visit.read("tree_parents", self.tree.map(|tree| tree.parents()).as_ref());
         if let Some(dropout) = &self.dropout {
             dropout.accesses(visit);
         }

@@ -8,17 +8,32 @@
 use super::{AttentionConfig, AttentionPrefill};
 use crate::error::{Error, Result, Status};
 use crate::tensor::{DType, Tensor};
+use std::ffi::c_void;
 
 /// Rows of a tree, at most: what a word of ancestors has room for.
 pub const MAX_TREE_ROWS: usize = 64;
 
-/// i32, as many as there are query rows, in their order.
+/// i32, as many as there are query rows, in their order, contiguous. A tensor's shape and strides would make every operation larger.
 #[derive(Debug, Clone, Copy)]
 pub struct Tree {
-    pub parents: Tensor,
+    parents: *mut c_void,
+    rows: usize,
 }
 
+// SAFETY: a view carries an address, and every dereference is an unsafe act of an executor that was handed the view.
+unsafe impl Send for Tree {}
+// SAFETY: as above; the view itself is immutable.
+unsafe impl Sync for Tree {}
+
 impl Tree {
+    pub fn parents(&self) -> Tensor {
+        Tensor::new(self.parents, DType::I32, &[self.rows])
+    }
+
+    pub fn address(&mut self) -> &mut *mut c_void {
+        &mut self.parents
+    }
+
     /// A bit for each row of the sequence that its row `row` sees, whose first row is number `first` of all; of rows that do not come
     /// before their own none is an ancestor. For an executor that computes on the host.
     pub fn ancestors(&self, first: usize, row: usize) -> u64 {
@@ -29,7 +44,7 @@ impl Tree {
             seen |= 1 << next;
             last = next;
             // SAFETY: a validated tensor with an entry for each row, in host memory.
-            next = unsafe { self.parents.data.cast::<i32>().add(first + next as usize).read() };
+            next = unsafe { self.parents.cast::<i32>().add(first + next as usize).read() };
         }
         seen
     }
@@ -73,7 +88,7 @@ impl AttentionPrefill {
         if !parents.is_contiguous() {
             return Err(Error::invalid("tensor `tree_parents` is strided; a contiguous one is needed"));
         }
-        self.tree = Some(Tree { parents });
+        self.tree = Some(Tree { parents: parents.data, rows: parents.elements() });
         Ok(self)
     }
 }
@@ -85,7 +100,7 @@ mod tests {
     #[test]
     fn ancestors_end_at_the_root_and_where_a_parent_does_not_come_before() {
         let mut parents = [9, -1, 0, 1, 1, 4, 5, -7, 64];
-        let tree = Tree { parents: Tensor::new(parents.as_mut_ptr().cast(), DType::I32, &[9]) };
+        let tree = Tree { parents: parents.as_mut_ptr().cast(), rows: 9 };
         // Rows 4 and 5 name themselves.
         let seen: Vec<u64> = (0..8).map(|row| tree.ancestors(1, row)).collect();
         assert_eq!(seen, [0b1, 0b11, 0b111, 0b1011, 1 << 4, 1 << 5, 1 << 6, 1 << 7]);
