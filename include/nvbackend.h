@@ -2436,8 +2436,10 @@ typedef struct {
   uint32_t bidirectional;
   // A chunked window (Llama 4): query q sees key k where ⌊k / chunk⌋ = ⌊q / chunk⌋, within mask and window as well. 0: none.
   uint32_t chunk;
-  // Must be 0.
-  uint32_t reserved;
+  // The first tokens of a sequence that a query sees beside its window, as far as they lie before it (StreamingLLM, Xiao et
+  // al., arXiv:2309.17453): up to 256. Only with `window`, without `chunk`, and not over a cache that is a ring. On CUDA the
+  // plain kernels take it. 0: none.
+  uint32_t sink_tokens;
 } nvb_attention_options;
 
 // Queries of several sequences, against a cache layer or against key and value tensors.
@@ -2520,21 +2522,36 @@ typedef struct {
   nvb_tensor alibi_slopes;
   // Optional, host memory, `sequence_count` or B entries: the first so many keys of a sequence are seen by all of its rows,
   // whatever the causal mask says (PrefixLM: a prompt or an image that is read both ways). A window is then |q − k| < window. Excludes
-  // lengths in device memory and a bidirectional attention.
+  // lengths in device memory, sink tokens and a bidirectional attention.
   const int32_t *prefix_lengths;
   // Optional, I32 [T], dense [B, N], in device memory, contiguous: the rows of a sequence are a tree of up to 64 draft tokens that
   // are to be verified. Entry j of a sequence of n rows is the number of the row, 0 to j − 1, that its row j follows, or −1; other
   // numbers count as −1. Row j, whose key is key L − n + j, sees the L − n keys before the tree, itself and the rows that it comes
   // from. A row with d such rows stands at position L − n + d: there its query and key are to be rotated before the append, which
-  // `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, slopes and `prefix_lengths`
+  // `nvb_rope` without a cache does. Excludes a bidirectional attention, windows below 64, chunks, sink tokens, slopes and `prefix_lengths`
   // (`NVB_ERROR_ATTENTION`).
   nvb_tensor tree_parents;
+  // Optional, I32 [2] in device memory: the low and the high word of what is added to `dropout_offset`, read when the stream gets
+  // there, so that a captured call drops other weights in every replay. Only with `dropout`.
+  nvb_tensor dropout_device_offset;
+  // With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
+  // every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
+  // k a weight is dropped where word k mod 4 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
+  // [k / 4, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than ⌊dropout · 2^32⌋.
+  uint64_t dropout_seed;
+  // Less than 2^48; the sum of both offsets counts modulo that.
+  uint64_t dropout_offset;
+  // The probability with which a weight becomes 0, less than 1; 0: none does. The kept ones, a share of
+  // 1 − ⌊dropout · 2^32⌋ / 2^32, are divided by that share. The lse is as without. On CUDA the plain kernel takes it.
+  float dropout;
+  // Must be 0.
+  uint32_t reserved_dropout;
 } nvb_attention_prefill_args;
 
 // A few query rows, R, for each of B sequences: one, or a token and the draft tokens after it that are to be verified.
 typedef struct {
   size_t struct_size;
-  // [B · R, query_heads, head_dim], F32 or the cache's dtype: row r of sequence b is row b · R + r.
+  // [B · R, query_heads, head_dim], F32 or the dtype of the cache's keys, or any float over keys that are no floats: row r of sequence b is row b · R + r.
   nvb_tensor query;
   // [B · R, query_heads, value_dim], any float dtype.
   nvb_tensor output;
