@@ -345,7 +345,7 @@ fn what_is_refused() {
         refused(&|_, desc| desc.source_format = 21, &["source_format is 21"])?;
         refused(&|_, desc| desc.group_size = 32, &["group_size"])?;
         refused(&|_, desc| desc.clipping = 1, &["clipping"])?;
-        refused(&|_, desc| desc.format = 9, &["format is 9"])?;
+        refused(&|_, desc| desc.format = 10, &["format is 10"])?;
         // The blocks of this test are the host's, which a GPU does not borrow.
         let borrowed = if run.device.is_cpu() { "gated" } else { "not memory of" };
         refused(&|_, desc| (desc.source, desc.arrangement) = (NVB_SOURCE_BORROWED, NVB_WEIGHT_GATED), &[borrowed])?;

@@ -363,7 +363,7 @@ fn sfp_is_kept() {
         if values_of(run, &weight, PLAIN)? != wanted || weight.relative_error() != 0.0 {
             return Err(Failure::from(format!("another value in {:?}", weight.view())));
         }
-        if weight.view().encoding != Encoding::Sfp || weight.bytes() > 23 * 64 + 23 * 4 + 64 {
+        if weight.view().encoding != Encoding::Sfp || weight.bytes() > 23 * 64 + 23 * 4 + 2 * 256 {
             return Err(Failure::from(format!("{} bytes of {:?}", weight.bytes(), weight.view())));
         }
         let bf16 = import(run, &[&first], Arrangement::Stacked, Some(Format::float(DType::Bf16)))?;
