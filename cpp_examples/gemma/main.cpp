@@ -228,7 +228,8 @@ Timing run_with_draft(const nvb::backend& backend, const Model& model, const Req
     plain = static_cast<double>(timing.decode_tokens) / timing.decode_seconds;
     draft = draft_by_text(std::move(texts), request.prompts, *options.draft_right, model.config.vocabulary);
   } else {
-    source = open_source(options.random.empty() ? options.draft : "", options.random.empty() ? "" : options.draft);
+    const bool has_files = options.random.empty();
+    source.emplace(open_source(has_files ? options.draft : "", has_files ? "" : options.draft));
     if (source->config.vocabulary != model.config.vocabulary) {
       fail("--draft has a vocabulary of ", source->config.vocabulary, ", the model one of ", model.config.vocabulary);
     }
