@@ -43,6 +43,7 @@ mod rotary_embedding;
 mod run;
 mod sample;
 mod scatter_rows;
+mod sort_rows;
 mod stream;
 mod strided;
 mod weight;
