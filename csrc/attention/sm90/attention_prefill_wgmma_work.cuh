@@ -173,7 +173,8 @@ __device__ __forceinline__ void set_work(const Arguments& arguments, const Seque
   const uint32_t tiles = last_key < first_key ? 0 : last_key / Tile::kKeys + 1 - first;
   work.first = first;
   work.end = first + static_cast<int>(tiles);
-  // Divisions that every tile paid for slowed tiles of few keys: 64 causal columns at 512 tokens from 205 to 198 TFLOP/s.
+  // Divisions that every tile paid for slowed tiles of few keys: 64 causal columns at 512 tokens from 205 to 198
+  // TFLOP/s.
   if (const uint32_t parts = arguments.parts; parts > 1) {
     // Products of 32 bits: up to 2^30 keys in tiles of 80 or more, and 255 parts.
     work.first = first + static_cast<int>(tiles * part / parts);
