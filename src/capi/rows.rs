@@ -76,7 +76,7 @@ pub unsafe extern "C" fn nvb_sort_rows(
 ) -> nvb_status {
     guard!(nvb_sort_rows, {
         arguments!(backend, args, stream);
-        backend.queue(sort_rows_of(Reading::Memory(&backend), &args)?, &stream)
+        backend.queue(sort_rows_of(Reading::Memory(&backend), args)?, &stream)
     })
 }
 

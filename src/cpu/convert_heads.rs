@@ -54,7 +54,8 @@ pub fn convert_heads(threads: &Threads, op: &ConvertHeads) {
     // Addresses go to other threads as numbers.
     let place = scales.map(|scales| scales as usize);
     // SAFETY: as many aligned scales as the descriptor says, which nobody else touches during the call.
-    let scale = |row: usize| place.map(|at| unsafe { AtomicU32::from_ptr((at as *mut u32).add(row % heads / per_scale)) });
+    let scale =
+        |row: usize| place.map(|at| unsafe { AtomicU32::from_ptr((at as *mut u32).add(row % heads / per_scale)) });
     if let Some(scales) = op.scales.filter(|scales| scales.written) {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(scales.tensor.data.cast::<f32>(), scales.tensor.elements()).fill(0.0) };

@@ -370,7 +370,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
         kv_sequences: numbers(|lengths| lengths.sequences),
-        dropout_offsets: vector_of(op.dropout.and_then(|dropout| dropout.device_offset)),
+        dropout_offsets: vector_of(op.dropout.and_then(|dropout| dropout.device_offset())),
         query_sequence_stride: op.starts.query as i64,
         query_token_stride: op.query.token_stride as i64,
         query_head_stride: op.query.head_stride as i64,

@@ -87,7 +87,8 @@ impl Swap {
     /// The image, once its copies have finished.
     ///
     /// # Safety
-    /// No copy to the memory is queued while the slice is in use.
+    /// No copy to the memory is queued while the slice is in use, and there is no other such slice.
+    #[allow(clippy::mut_from_ref)] // The memory is no part of `self`, and the caller promises that the slice is the only one.
     pub(super) unsafe fn image(&self) -> Result<(Held, &mut [u8])> {
         self.synchronize()?;
         let Some((held, _)) = self.lock().held else { return Err(nothing()) };

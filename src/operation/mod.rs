@@ -106,6 +106,8 @@ macro_rules! operations {
 
         /// A checked descriptor of any operation. It names device memory and owns none.
         #[derive(Debug, Clone)]
+        // Attention's is the largest by far, and a box for it would be an allocation in every call.
+        #[allow(clippy::large_enum_variant)]
         pub enum Operation {
             $($kind($kind),)+
         }

@@ -112,7 +112,7 @@ impl Operation {
                 each.read(op.lengths.iter_mut().flat_map(DeviceLengths::tensors_mut));
                 each.read(op.terms.tensors_mut());
                 op.tree.iter_mut().for_each(|tree| (each.0)(tree.address(), false));
-                each.read(op.dropout.iter_mut().filter_map(|dropout| dropout.device_offset.as_mut()));
+                op.dropout.iter_mut().filter_map(|dropout| dropout.address()).for_each(|at| (each.0)(at, false));
                 each.write([&mut op.output]);
                 each.write(&mut op.lse);
             }

@@ -1,5 +1,5 @@
-// A graph inside a CUDA graph of the caller's: its operations are captured with the caller's own, run when that is launched, and
-// run on whatever becomes of the nvb_graph's other launches.
+// A graph inside a CUDA graph of the caller's: its operations are captured with the caller's own, run when that is
+// launched, and run on whatever becomes of the nvb_graph's other launches.
 #include <dlfcn.h>
 
 #include "graph_layer.h"
@@ -17,8 +17,9 @@ typedef struct {
 
 static driver open_driver(void) {
   driver found;
-  const char* const names[] = {"cuDevicePrimaryCtxRetain",    "cuCtxSetCurrent", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-                               "cuGraphInstantiateWithFlags", "cuGraphLaunch",   "cuGraphDestroy",          "cuGraphExecDestroy"};
+  const char* const names[] = {
+      "cuDevicePrimaryCtxRetain",    "cuCtxSetCurrent", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
+      "cuGraphInstantiateWithFlags", "cuGraphLaunch",   "cuGraphDestroy",          "cuGraphExecDestroy"};
   void* library = dlopen("libcuda.so.1", RTLD_NOW);
   if (library == NULL) abort();
   for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {

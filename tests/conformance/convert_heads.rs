@@ -207,7 +207,12 @@ fn fp8() {
             }
         }
         for special in [f64::NAN, 0.0, 1e6] {
-            cases.push(Case { dtypes: [DType::F32, dtype], special: Some(special), scales: Scales::Written(2), ..CASE });
+            cases.push(Case {
+                dtypes: [DType::F32, dtype],
+                special: Some(special),
+                scales: Scales::Written(2),
+                ..CASE
+            });
         }
         for shape in [[0, 3, 4, 16], [1, 700, 4, 128], [1, 1, 1, 8]] {
             for count in [1, 4] {
@@ -238,7 +243,10 @@ fn what_is_refused() {
         };
         refused(&|args| args.rotate = 2, &["rotate is 2"])?;
         refused(&|args| args.write_scales = 2, &["write_scales is 2"])?;
-        refused(&|args| (args.write_scales, args.scales) = (1, init::<nvb_convert_heads_args>().scales), &["`scales` is missing"])?;
+        refused(
+            &|args| (args.write_scales, args.scales) = (1, init::<nvb_convert_heads_args>().scales),
+            &["`scales` is missing"],
+        )?;
         refused(&|args| args.output = c_tensor(&floats), &["`scales`", "f32"])?;
         refused(&|args| args.scales.shape[0] = 3, &["3 entries", "2 heads"])?;
         refused(&|args| args.scales.shape[0] = 0, &["0 entries"])?;

@@ -93,7 +93,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     let (residual, residual_values) = given(parts.residual, run.normal(case.residual, &shape, layout, case.magnitude)?);
     let (sum_place, output_place) = match case.crossed {
         true => (Some(input), residual),
-        false => (residual.filter(|_| case.in_place), Some(input).filter(|_| case.in_place && case.input == case.output)),
+        false => {
+            (residual.filter(|_| case.in_place), Some(input).filter(|_| case.in_place && case.input == case.output))
+        }
     };
     let residual_output = match (parts.residual_output, sum_place) {
         (false, _) => None,
@@ -198,7 +200,15 @@ fn sizes() {
     for columns in [1000, 8192, 16385, 65_536] {
         for dtype in FLOATS {
             for parts in [FUSED, Parts { post_weight: false, ..FUSED }] {
-                cases.push(Case { columns, parts, crossed: true, input: dtype, residual: dtype, output: dtype, ..CASE });
+                cases.push(Case {
+                    columns,
+                    parts,
+                    crossed: true,
+                    input: dtype,
+                    residual: dtype,
+                    output: dtype,
+                    ..CASE
+                });
             }
         }
     }

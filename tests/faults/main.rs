@@ -13,7 +13,6 @@ mod driver;
 mod engine;
 mod fake;
 mod graph_order;
-mod graph_times;
 mod graphs;
 mod invariance;
 mod kernels;
@@ -72,8 +71,6 @@ const CHECKS: [(&str, Check); 38] = [
     ("busy_streams", streams::busy_streams),
     ("order_of_graphs", graph_order::launches),
     ("captured_graphs", graph_order::captured),
-    ("host_times_of_graphs", graph_times::host_times),
-    ("many_launches", graph_times::many_launches),
     ("unmeasured_calls", profiling::unmeasured),
     ("page_locked_node", numa::page_locked),
 ];

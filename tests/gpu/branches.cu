@@ -75,7 +75,8 @@ class Layers {
     return {data, rows, columns};
   }
 
-  void product(const Weight& weight, int64_t first, int64_t rows, const bf16* input, bf16* output, cudaStream_t stream) {
+  void product(const Weight& weight, int64_t first, int64_t rows, const bf16* input, bf16* output,
+               cudaStream_t stream) {
     nvb_launch launch = launch_;
     launch.stream = stream;
     nvb_linear_params p = {};
@@ -150,7 +151,8 @@ int measure(const Shapes& shapes, const nvb_launch& launch) {
   // A row of a product is the same sum whatever other rows the kernel has.
   for (int way = 1; way < 3; ++way) {
     const double values = static_cast<float>(results[0][0]);
-    if (!(values == values) || std::memcmp(results[0].data(), results[way].data(), results[0].size() * sizeof(bf16)) != 0) {
+    if (!(values == values) ||
+        std::memcmp(results[0].data(), results[way].data(), results[0].size() * sizeof(bf16)) != 0) {
       ++wrong, std::printf("WRONG: %s, %s\n", shapes.name, kWays[way]);
     }
   }

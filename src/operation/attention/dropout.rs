@@ -9,6 +9,7 @@
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
 use crate::tensor::{DType, Tensor};
+use std::ffi::c_void;
 
 /// The largest offset, and one more.
 pub const OFFSETS: u64 = 1 << 48;
@@ -23,9 +24,15 @@ pub struct Dropout {
     pub scale: f32,
     pub seed: u64,
     pub offset: u64,
-    /// i32 [2], the low and the high word of what is added to `offset`, read when the work runs.
-    pub device_offset: Option<Tensor>,
+    /// Of i32 [2], the low and the high word of what is added to `offset`, read when the work runs; null: nothing is. A tensor's
+    /// shape and strides would make every operation larger.
+    device_offset: *mut c_void,
 }
+
+// SAFETY: a view carries an address, and every dereference is an unsafe act of an executor that was handed the view.
+unsafe impl Send for Dropout {}
+// SAFETY: as above; the view itself is immutable.
+unsafe impl Sync for Dropout {}
 
 impl Dropout {
     /// `None` with a probability of 0.
@@ -56,13 +63,23 @@ impl Dropout {
         if threshold == 0 {
             return Ok(None);
         }
+        let device_offset = device_offset.map_or(std::ptr::null_mut(), |tensor| tensor.data);
         let kept = 1.0 - f64::from(threshold) / 4294967296.0;
         Ok(Some(Dropout { threshold, scale: (1.0 / kept) as f32, seed, offset, device_offset }))
     }
 
+    pub fn device_offset(&self) -> Option<Tensor> {
+        (!self.device_offset.is_null()).then(|| Tensor::new(self.device_offset, DType::I32, &[2]))
+    }
+
+    /// Of the offset in device memory, if there is one.
+    pub fn address(&mut self) -> Option<&mut *mut c_void> {
+        (!self.device_offset.is_null()).then_some(&mut self.device_offset)
+    }
+
     /// The offset of a run, for an executor that computes on the host.
     pub fn run_offset(&self) -> u64 {
-        let added = self.device_offset.map_or(0, |tensor| {
+        let added = self.device_offset().map_or(0, |tensor| {
             // SAFETY: a validated tensor of two words in host memory.
             let [low, high] = unsafe { tensor.data.cast::<[u32; 2]>().read_unaligned() };
             u64::from(high) << 32 | u64::from(low)
@@ -78,7 +95,7 @@ impl Dropout {
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
-        visit.read("dropout_device_offset", self.device_offset.as_ref());
+        visit.read("dropout_device_offset", self.device_offset().as_ref());
     }
 }
 
@@ -128,8 +145,7 @@ mod tests {
         }
         assert_ne!(Dropout { seed: 7 + (1 << 32), ..dropout }.words(1, 2, 3, 4), first);
         let mut words = [5u32, 1];
-        let tensor = Tensor::new(words.as_mut_ptr().cast(), DType::I32, &[2]);
-        let with = Dropout { offset: OFFSETS - 3, device_offset: Some(tensor), ..dropout };
+        let with = Dropout { offset: OFFSETS - 3, device_offset: words.as_mut_ptr().cast(), ..dropout };
         assert_eq!(with.run_offset(), (1 << 32) + 2);
     }
 

@@ -309,7 +309,7 @@ impl AttentionPrefill {
 
     /// Drops weights; what the offset lies in is apart from what the call writes.
     pub fn with_dropout(mut self, dropout: Option<Dropout>) -> Result<AttentionPrefill> {
-        if let Some(offset) = dropout.as_ref().and_then(|dropout| dropout.device_offset.as_ref()) {
+        if let Some(offset) = dropout.as_ref().and_then(Dropout::device_offset) {
             offset.expect_apart("dropout_device_offset", "output", &self.rows(&self.output, self.starts.output))?;
             self.lse.iter().try_for_each(|lse| offset.expect_apart("dropout_device_offset", "lse", lse))?;
         }
