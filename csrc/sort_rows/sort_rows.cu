@@ -65,6 +65,13 @@ __host__ __device__ row_lists lists_of(const nvb_sort_rows_params& p, int64_t sp
   return {span, span < p.count ? span : p.count, (p.shape[3] + span - 1) / span};
 }
 
+// Between rows of the workspace. Lists of more columns lie one behind the other in as many: the last one ends where its
+// keys do, though there would be no room for another of its size.
+__host__ __device__ int64_t row_keys(const nvb_sort_rows_params& p) {
+  const row_lists lists = lists_of(p, kChunk);
+  return lists.count * lists.kept;
+}
+
 __device__ __forceinline__ int64_t length_of(const nvb_sort_rows_params& p, const row_lists& lists, int64_t list) {
   return min(lists.kept, p.shape[3] - list * lists.span);
 }
@@ -118,11 +125,12 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int64_t list = number / lists.kept % lists.count;
   const int64_t row = number / lists.kept / lists.count;
   if (row >= rows || place >= length_of(p, lists, list)) return;
-  const uint64_t key = from[number];
+  const uint64_t* own = from + row * row_keys(p);
+  const uint64_t key = own[list * lists.kept + place];
   int64_t smaller = 0;
   const int64_t other = list ^ 1;
   if (other < lists.count) {
-    const uint64_t* others = from + (row * lists.count + other) * lists.kept;
+    const uint64_t* others = own + other * lists.kept;
     int64_t end = length_of(p, lists, other);
     while (smaller < end) {
       const int64_t middle = (smaller + end) / 2;
@@ -138,18 +146,12 @@ __global__ void __launch_bounds__(kMergeThreads)
   if (to == nullptr) {
     p.output[places_of(p, first_row + row).output + merged_place] = static_cast<int32_t>(key);
   } else {
-    to[(row * merged.count + list / 2) * merged.kept + merged_place] = key;
+    to[row * row_keys(p) + list / 2 * merged.kept + merged_place] = key;
   }
 }
 
 int64_t rows_of(const nvb_sort_rows_params& p) {
   return p.shape[0] * p.shape[1] * p.shape[2];
-}
-
-// In the workspace of one row's chunks; lists of more columns keep fewer.
-int64_t row_keys(const nvb_sort_rows_params& p) {
-  const row_lists lists = lists_of(p, kChunk);
-  return lists.count * lists.kept;
 }
 
 int64_t rows_at_a_time(const nvb_sort_rows_params& p) {

@@ -357,8 +357,8 @@ static void test_format_errors(fixture* f) {
   nvb_weight_desc desc = describe(&part, 1, NVB_WEIGHT_STACKED, NVB_SOURCE_HOST);
 #define FORMAT_REFUSED(...) \
   CHECK_FAILS(nvb_weight_create(f->backend, &desc, f->stream, &weight), NVB_ERROR_INVALID_ARGUMENT, __VA_ARGS__)
-  desc.format = 9;
-  FORMAT_REFUSED("format is 9");
+  desc.format = 10;
+  FORMAT_REFUSED("format is 10");
   desc.format = NVB_WEIGHT_FORMAT_INT4;
   desc.group_size = 48;
   FORMAT_REFUSED("group_size is 48", "32, 64 or 128");

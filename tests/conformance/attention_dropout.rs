@@ -1,7 +1,7 @@
 //! Dropout of a prefill's weights: which of them are dropped, place by place, and what is left beside the formula.
 
 use crate::attention_cases::{attend, Keys};
-use crate::run::{check, expect_error, Failure, Outcome, Run, PLAIN};
+use crate::run::{check, expect_error, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::operation::attention::{philox, AttentionConfig, AttentionPrefill, Dropout, KeySource};
 use nvbackend::operation::Operation;
@@ -173,6 +173,6 @@ fn the_offset_is_read_when_the_work_runs() {
         expect_error(of_memory(query), invalid, &["dropout_device_offset", "f32", "i32"])?;
         let inside = Tensor::new(output.data, DType::I32, &[2]);
         let overlapping = new()?.with_dropout(of_memory(inside)?);
-        expect_error(overlapping, invalid, &["output", "dropout_device_offset"]).map_err(Failure::from)
+        expect_error(overlapping, invalid, &["output", "dropout_device_offset"])
     });
 }

@@ -90,7 +90,7 @@ fn prefix(sequence: usize, keys: usize) -> usize {
 
 /// Whether bits show a row the key: one block of 50 keys in ten, another for each 40 rows; the third row sees none.
 fn has_bit(sequence: usize, row: usize, key: usize) -> bool {
-    row != 2 && mixed(sequence + row / 40, key / 50) % 10 == 0 && mixed(row, key) % 3 > 0
+    row != 2 && mixed(sequence + row / 40, key / 50).is_multiple_of(10) && !mixed(row, key).is_multiple_of(3)
 }
 
 /// Whether row `row` of n sees key `key` of L by the case's mask and window.

@@ -142,7 +142,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
         other += 1;
         let mantissa = if case.dtypes[1] == E4M3 { 3 } else { 2 };
         let step = expected.abs().max(out.abs()) * 2f64.powi(-mantissa) + scale * 2f64.powi(-9);
-        if !((out - expected).abs() <= step) {
+        if (out - expected).abs() > step || out.is_nan() != expected.is_nan() {
             return Err(Failure::from(format!("element {at} is {out:e}; {expected:e} is expected")));
         }
     }

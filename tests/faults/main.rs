@@ -36,7 +36,7 @@ type Check = fn(&Path) -> Result<String, String>;
 
 const PLAIN: Scenario = Scenario { ranges: true, pools: true, other_context: false, polls: 0, faults: SOME_FAULTS };
 
-const CHECKS: [(&str, Check); 38] = [
+const CHECKS: [(&str, Check); 36] = [
     ("plans", plans::products),
     ("attention_plans", attention_plans::attention),
     ("sweep_ranges", |file| sweep(file, Scenario { faults: ALL_FAULTS, ..PLAIN })),
