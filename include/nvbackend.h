@@ -378,7 +378,7 @@ static inline void nvb_memory_failure_init(nvb_memory_failure *value) {
 // Which release, which ABI and which kernels the loaded library has.
 
 // Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
-#define NVB_ABI_VERSION 2
+#define NVB_ABI_VERSION 3
 
 // What was compiled into the library.
 typedef struct {

@@ -3,7 +3,7 @@
 use super::prelude::*;
 
 /// Grows with every release that changes the ABI incompatibly. The SONAME is libnvbackend.so.0.MINOR, from 1.0 on .MAJOR.
-pub const NVB_ABI_VERSION: u32 = 2;
+pub const NVB_ABI_VERSION: u32 = 3;
 
 /// What was compiled into the library.
 #[repr(C)]
