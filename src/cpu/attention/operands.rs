@@ -102,16 +102,16 @@ unsafe fn transpose<S: Simd, T: VectorElement>(tokens: &Tokens, count: usize, to
 /// As `transpose` of f32, with the rows of a vector's columns unpacked before they are transposed.
 #[inline(always)]
 unsafe fn transpose_unpacked<S: Simd>(tokens: &Tokens, dim: usize, to: *mut f32) {
-    let mut rows = [0f32; 16 * MAX_HEAD_DIM];
-    for column in (0..KEYS).step_by(S::LANES) {
-        let there = tokens.count.saturating_sub(column).min(S::LANES);
-        let mut at = [std::ptr::null::<u8>(); 16];
-        for i in 0..there {
-            let row = rows.as_mut_ptr().add(i * dim);
-            unpack_row::<S>(tokens.dtype, tokens.at[column + i], dim, row);
-            at[i] = row.cast_const().cast();
+    // A row at a time: 16 of them, which a transposition in registers wants, would take 36 KiB of a stack that may have 64.
+    let mut row = [0f32; MAX_HEAD_DIM];
+    for column in 0..KEYS {
+        match tokens.at[..tokens.count].get(column) {
+            Some(&from) => unpack_row::<S>(tokens.dtype, from, dim, row.as_mut_ptr()),
+            None => row.fill(0.0),
         }
-        transpose_rows::<S, f32>(&at[..S::LANES], there, dim, to.add(column));
+        for (d, &element) in row[..dim].iter().enumerate() {
+            to.add(d * KEYS + column).write(element);
+        }
     }
 }
 
