@@ -363,7 +363,9 @@ def main(source, kind, layout, output, decoded_folder=None):
     blobs, entries, decoded = {}, [], {}
     for index, (name, (matrix, made_of)) in enumerate(arrange(config, tensors, joined=first).items()):
         norm = matrix.rows == 1
-        stored = store(matrix, ("f32" if kind == "f32" else "bf16") if norm else kind, index)
+        # The engine joins what is split, which then has to be of one type.
+        second = name.startswith(("qkv2", "gating2"))
+        stored = store(matrix, ("f32" if kind == "f32" else "bf16") if norm else kind, index - second)
         blobs[name] = stored.data
         entries += structure([*text_words(name), TYPES[stored.kind], stored.size, stored.elements, matrix.rows, matrix.columns,
                               f32_bits(stored.scale), matrix.columns])  # fmt: skip
