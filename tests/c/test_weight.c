@@ -108,8 +108,8 @@ static void test_errors(fixture* f) {
   REFUSED("parts[1]", "NULL");
   parts[1] = nvb_tensor_2d((char*)values + 2, NVB_DTYPE_F32, 4, 7);
   REFUSED("parts[1]", "aligned", "4");
-  parts[1] = nvb_tensor_2d(values, 9, 4, 8);
-  REFUSED("parts[1]", "dtype 9");
+  parts[1] = nvb_tensor_2d(values, 10, 4, 8);
+  REFUSED("parts[1]", "dtype 10");
   parts[1] = nvb_tensor_make(values, NVB_DTYPE_F32, 5, 1, 1, 1, 1);
   REFUSED("parts[1]", "rank 5", "4");
   parts[1] = nvb_tensor_2d(values, NVB_DTYPE_F32, -4, 8);
