@@ -12,10 +12,10 @@ use std::path::Path;
 /// What waits for what: `nvb_kv_swap_out` and `nvb_kv_swap_in` return at once. Their copies wait for the work that is queued on
 /// the `stream` that they are given, and for the swap's own copies before; no stream waits for them until `nvb_kv_swap_wait` says
 /// so, and the host not until `nvb_kv_swap_synchronize`. So between an out and its wait nothing may append to the sequence,
-/// truncate or release it, and between an in and its wait no work may read it:
-///
-///     nvb_kv_swap_out(swap, sequence, stream);  …  nvb_kv_swap_wait(swap, stream);  nvb_kv_cache_release(cache, sequence, stream);
-///     nvb_kv_swap_in(swap, other, stream);      …  nvb_kv_swap_wait(swap, stream);  the next step of `other`
+/// truncate or release it, and between an in and its wait no work may read it. The order of calls is
+/// - out: `nvb_kv_swap_out(swap, sequence, stream)`, other work, `nvb_kv_swap_wait(swap, stream)`, then
+///   `nvb_kv_cache_release(cache, sequence, stream)`;
+/// - in: `nvb_kv_swap_in(swap, other, stream)`, other work, `nvb_kv_swap_wait(swap, stream)`, then the next step of `other`.
 ///
 /// The image stays in the swap until the next out, and may come in more than once, to any sequence of the cache. Of FP8 it is what
 /// is stored, without the scales, which are the engine's.
