@@ -176,6 +176,15 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
   return p.query_scale != nullptr || p.key_scale != nullptr || p.value_scale != nullptr;
 }
 
+// Whether heads, a chunk, a tree or a prefix change the softmax. Up to NVB_ATTENTION_MAX_SEQUENCES sequences have one.
+inline bool has_terms(const nvb_attention_prefill_params& p) {
+  if (p.sinks != nullptr || p.slopes != nullptr || p.chunk != 0 || p.tree_parents != nullptr) return true;
+  for (int i = 0; i < p.sequences && !has_device_lengths(p); ++i) {
+    if (p.sequence[i].prefix > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace nvb
 
 // Decode: `rows_per_sequence` query rows a sequence, 1 to 16, at positions that the kernel reads from device memory.

@@ -139,18 +139,17 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 
 struct PrefillKernel {
   const char* name;
-  bool takes_terms;
   bool takes_all;  // rows with scales of their own, two dtypes, the first tokens beside a window, and dropout
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };
 
 constexpr PrefillKernel kKernels[] = {
-    {"attention_prefill_wgmma", false, false, prefill_wgmma, launch_wgmma},
-    {"attention_prefill_fp8", false, false, prefill_fp8, launch_fp8},
-    {"attention_prefill_mma", true, false, prefill_mma, launch_mma},
-    {"attention_prefill_masked", true, false, prefill_masked, launch_masked},
-    {"attention_prefill_simt", true, true, prefill_simt, launch_simt},
+    {"attention_prefill_wgmma", false, prefill_wgmma, launch_wgmma},
+    {"attention_prefill_fp8", false, prefill_fp8, launch_fp8},
+    {"attention_prefill_mma", false, prefill_mma, launch_mma},
+    {"attention_prefill_masked", false, prefill_masked, launch_masked},
+    {"attention_prefill_simt", true, prefill_simt, launch_simt},
 };
 
 const PrefillKernel* kernel_at(int index) {
@@ -183,8 +182,8 @@ extern "C" int nvb_cuda_attention_prefill_kernel_supports(int index, const nvb_a
                                                           const nvb_launch* launch,
                                                           nvb_attention_prefill_shape* shape) noexcept {
   const nvb::PrefillKernel* const kernel = nvb::kernel_at(index);
-  return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_terms || !nvb::has_terms(*params)) &&
-         (kernel->takes_all || !nvb::is_special(*params)) && kernel->supports(*params, *launch, *shape);
+  return kernel != nullptr && nvb::are_valid(*params) && (kernel->takes_all || !nvb::is_special(*params)) &&
+         kernel->supports(*params, *launch, *shape);
 }
 
 extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_attention_prefill_params* params,
@@ -198,5 +197,7 @@ extern "C" cudaError_t nvb_cuda_attention_prefill_launch(int index, const nvb_at
   nvb::PrefillArguments arguments;
   arguments.params = *params;
   arguments.params.window = std::min(params->window, nvb::kMaxLength);
+  // No position passes it, so all keys are in the first chunk either way.
+  arguments.params.chunk = std::min(params->chunk, nvb::kMaxLength);
   return nvb::kKernels[index].launch(arguments, blocks, *launch);
 }

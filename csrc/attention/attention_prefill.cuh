@@ -10,7 +10,7 @@
 namespace nvb {
 
 struct PrefillArguments {
-  nvb_attention_prefill_params params;  // with the window cut to kMaxLength
+  nvb_attention_prefill_params params;  // with window and chunk cut to kMaxLength
   // What divide_prefill found, for the kernels that call it.
   int tiles = 0;   // of rows of each sequence, where all have as many and the grid says so; else 0
   int groups = 1;  // of heads that share L2, where `tiles` is not 0
@@ -80,33 +80,16 @@ __device__ __forceinline__ PrefillBlock find_prefill_block(const PrefillArgument
   return PrefillBlock{sequence, head, (arguments.tiles - 1 - static_cast<int>(blockIdx.y)) * rows_per_tile};
 }
 
-// Whether heads, a chunk, a tree or a prefix change the softmax.
-inline bool has_terms(const nvb_attention_prefill_params& p) {
-  if (p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0 || p.tree_parents != nullptr) return true;
-  if (has_device_lengths(p)) return false;
-  for (int i = 0; i < p.sequences; ++i) {
-    if (p.sequence[i].prefix > 0) return true;
-  }
-  return false;
-}
-
 // The keys that the query at `position` sees of a sequence of kv_length keys, of which the first `prefix` are behind no
 // causal mask. Both ends grow with the position. Without Terms there is no chunk and no prefix.
 template <bool Terms>
 __device__ __forceinline__ KeyRange visible_keys(const nvb_attention_prefill_params& p, int kv_length, int prefix,
                                                  int position) {
-  KeyRange range = visible_keys(position, kv_length, p.causal, p.window);
-  if (Terms && p.causal && position < prefix) {
-    range.last = min(prefix, kv_length) - 1;
-    if (p.window > 0) range.last = min(range.last, position + p.window - 1);
+  if (Terms) {
+    const int chunk_start = p.chunk > 0 && position > 0 ? position / p.chunk * p.chunk : 0;
+    return visible_keys(position, kv_length, p.causal, p.window, prefix, p.chunk, chunk_start);
   }
-  if (Terms && p.chunk > 0) {
-    // No chunk begins before key 0. Its end may pass the largest length.
-    const int first = position < 0 ? 0 : position / p.chunk * p.chunk;
-    range.first = max(range.first, first);
-    range.last = position < 0 ? -1 : min(range.last, first <= INT_MAX - p.chunk ? first + p.chunk - 1 : INT_MAX);
-  }
-  return range;
+  return visible_keys(position, kv_length, p.causal, p.window);
 }
 
 // Elements from the tensor's first to those of the block's first row.

@@ -57,4 +57,21 @@ __device__ __forceinline__ KeyRange visible_keys(int position, int kv_length, in
   return range;
 }
 
+// The same with a prefix of keys that are behind no causal mask, and with chunks, of which the query's begins at
+// `chunk_start`; 0: none.
+__device__ __forceinline__ KeyRange visible_keys(int position, int kv_length, int causal, int window, int prefix,
+                                                 int chunk, int chunk_start) {
+  KeyRange range = visible_keys(position, kv_length, causal, window);
+  if (causal && position < prefix) {
+    range.last = min(prefix, kv_length) - 1;
+    if (window > 0) range.last = min(range.last, position + window - 1);
+  }
+  if (chunk > 0) {
+    // No chunk begins before key 0. A chunk is no longer than the largest length, so its end is a number.
+    range.first = max(range.first, chunk_start);
+    range.last = position < 0 ? -1 : min(range.last, chunk_start + chunk - 1);
+  }
+  return range;
+}
+
 }  // namespace nvb

@@ -237,7 +237,7 @@ fn parts(op: &AttentionPrefill, shape: &PrefillShape, launch: &Launch) -> usize 
     if rows == 0 || op.lengths.is_some() || op.sequences.len() > MAX_SEQUENCES {
         return 1;
     }
-    let AttentionConfig { query_heads, head_dim, value_dim, window, .. } = op.config;
+    let AttentionConfig { query_heads, head_dim, value_dim, window, chunk, .. } = op.config;
     let tiles: usize = op.sequences.iter().map(|span| span.query_count.div_ceil(rows) * query_heads).sum();
     if 5 * tiles > 4 * multiprocessors {
         return 1;
@@ -247,6 +247,7 @@ fn parts(op: &AttentionPrefill, shape: &PrefillShape, launch: &Launch) -> usize 
         0 => op.longest(),
         window => op.longest().min(if op.config.causal { window + rows } else { 2 * window + rows }),
     };
+    let visible = if chunk == 0 { visible } else { visible.min(chunk + rows) };
     let key_tiles = visible.div_ceil(keys);
     let of_keys = (2 * rows * keys * (head_dim + value_dim)) as f64 / OPERATIONS;
     let time = |parts: usize| {

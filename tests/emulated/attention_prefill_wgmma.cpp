@@ -197,6 +197,20 @@ int check_refusals() {
       {"an output at another row", [](Params& p) { p.output_sequence_stride = 256; }},
       {"an lse at another row", [](Params& p) { p.lse = reinterpret_cast<float*>(memory), p.lse_sequence_stride = 2; }},
       {"a mask", [](Params& p) { p.mask = memory; }},
+      {"slopes", [](Params& p) { p.slopes = reinterpret_cast<const float*>(memory); }},
+      {"a tree", [](Params& p) { p.tree_parents = reinterpret_cast<const int32_t*>(memory); }},
+      {"two prefixes",
+       [](Params& p) {
+         p.sequences = 2;
+         p.sequence[1] = p.sequence[0];
+         p.sequence[1].prefix = 2;
+       }},
+      {"a chunk below 0", [](Params& p) { p.chunk = -1; }},
+      {"sinks of more sequences than have room",
+       [](Params& p) {
+         p.sinks = reinterpret_cast<const float*>(memory);
+         p.sequences = 127;
+       }},
       {"scales", [](Params& p) { p.key_scale = reinterpret_cast<const float*>(memory); }},
       {"starts on the device without lengths",
        [](Params& p) { p.query_starts = reinterpret_cast<const int32_t*>(memory); }},

@@ -38,6 +38,9 @@ struct Case {
   std::vector<Lengths> sequences;
   bool causal = false;
   int window = 0;
+  int chunk = 0;
+  int prefix = 0;  // of every sequence
+  bool sinks = false;
   float soft_cap = 0;
   int query_heads = 1, kv_heads = 1;
   uint32_t dtype = NVB_BF16;
@@ -131,6 +134,7 @@ struct Regions {
   Region query, key, value, output, lse;
   Region table;   // of pages
   Region scales;  // of queries, keys and values, each of every KV head; of FP8
+  Region sinks;   // of query heads
 };
 
 // Runs the kernel on the regions, which the pointers of `p` are; returns what went wrong, or nothing.
@@ -146,7 +150,8 @@ inline std::string check(const Case& test, const Run& run) {
   const int width = test.head_dim;  // of a row of keys and of values
   for (size_t i = 0; i < test.sequences.size(); ++i) {
     const Lengths& lengths = test.sequences[i];
-    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys, -1, 0};
+    p.sequence[i] = {query_rows, lengths.queries, test.cache ? static_cast<int>(i) : key_tokens, lengths.keys,
+                     -1,         test.prefix};
     query_rows += lengths.queries + kGap;
     key_tokens += lengths.keys + (i + 1 < test.sequences.size() ? kGap : 0);
   }
@@ -184,6 +189,10 @@ inline std::string check(const Case& test, const Run& run) {
     p.value_scale = scales.data + 2 * test.kv_heads;
     p.query_scale_stride = p.key_scale_stride = p.value_scale_stride = 1;
   }
+  // The last head's counts for nothing.
+  Buffer<float> sinks(size(1, test.query_heads), -std::numeric_limits<float>::infinity());
+  for (size_t i = 0; i + 1 < sinks.count || i == 0; ++i) sinks.data[i] = 2.0f - 1.5f * static_cast<float>(i);
+  if (test.sinks) p.sinks = sinks.data;
   const auto scale_of = [&](int tensor, int head) { return scales.data[tensor * test.kv_heads + head]; };
 
   p.query = query.at(0), p.key = key.at(0), p.value = value.at(0), p.output = output.data, p.lse = lse.data;
@@ -203,7 +212,7 @@ inline std::string check(const Case& test, const Run& run) {
   p.output_dtype = test.f32_output ? uint32_t{NVB_F32} : output_dtype;
   p.query_heads = test.query_heads, p.kv_heads = test.kv_heads;
   p.head_dim = test.head_dim, p.value_dim = test.value_dim;
-  p.causal = test.causal, p.window = test.window, p.soft_cap = test.soft_cap;
+  p.causal = test.causal, p.window = test.window, p.chunk = test.chunk, p.soft_cap = test.soft_cap;
   p.scale = 1.0f / std::sqrt(static_cast<float>(test.head_dim));
 
   // Where a token of a sequence and head is; -1: nowhere.
@@ -241,7 +250,7 @@ inline std::string check(const Case& test, const Run& run) {
   const Regions regions = {
       {query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2}, {value.at(0), value.buffer.count * 2},
       {output.data, output.count * 4},       {lse.data, lse.count * 4},         {table.data, table.count * 4},
-      {scales.data, scales.count * 4}};
+      {scales.data, scales.count * 4},       {sinks.data, sinks.count * 4}};
   const std::string failed = run(p, test, regions);
   if (!failed.empty()) return failed;
 
@@ -262,8 +271,9 @@ inline std::string check(const Case& test, const Run& run) {
         std::vector<int> seen;
         double maximum = -std::numeric_limits<double>::infinity();
         for (int k = 0; k < sequence.kv_length; ++k) {
-          if (test.causal && k > position) break;
+          if (test.causal && k > std::max(position, test.prefix - 1)) break;
           if (test.window > 0 && std::abs(position - k) >= test.window) continue;
+          if (test.chunk > 0 && (position < 0 || k / test.chunk != position / test.chunk)) continue;
           double score = 0;
           const int64_t at = kv_at(sequence, kv_head, k);
           for (int d = 0; at >= 0 && d < test.head_dim; ++d) {
@@ -276,6 +286,11 @@ inline std::string check(const Case& test, const Run& run) {
           maximum = std::max(maximum, score);
         }
         double sum = 0;
+        if (test.sinks) {
+          const double sink = sinks.data[head];
+          maximum = std::max(maximum, sink);
+          if (std::isfinite(sink)) sum = std::exp(sink - maximum);
+        }
         std::fill(expected.begin(), expected.end(), 0.0);
         for (size_t k = 0; k < scores.size(); ++k) {
           const double p_k = std::exp(scores[k] - maximum);
@@ -323,6 +338,40 @@ inline std::string check(const Case& test, const Run& run) {
   char text[128];
   std::snprintf(text, sizeof text, "error %.2e (bound %.0e), lse %.1e", error, bound, worst_lse);
   return error <= bound && worst_lse <= lse_bound ? std::string() : std::string(text);
+}
+
+// Sinks, chunks and prefixes, alone and with one another and the other masks: tiles that no row sees, that some see and
+// that all do, rows that see no key, and sinks of rows without one.
+inline void add_terms(
+    const std::function<void(const char*, std::vector<Lengths>, const std::function<void(Case&)>&)>& add) {
+  const auto causal = [](Case& one) { one.causal = true, one.query_heads = 3; };
+  add("sinks", {{130, 300}, {3, 0}, {140, 20}, {1, 1}}, [&](Case& one) { causal(one), one.sinks = true; });
+  add("sinks full", {{70, 200}}, [&](Case& one) { one.sinks = true; });
+  add("sinks, soft cap", {{70, 200}},
+      [&](Case& one) { causal(one), one.sinks = true, one.soft_cap = 3, one.spread = 6; });
+  for (const int chunk : {1, 37, 128, 300}) {
+    add("chunks", {{200, 520}, {140, 20}, {1, 301}}, [&](Case& one) { causal(one), one.chunk = chunk; });
+  }
+  add("chunks, not causal", {{200, 520}}, [](Case& one) { one.chunk = 200; });
+  add("chunks, window, sinks", {{200, 520}}, [&](Case& one) {
+    causal(one);
+    one.chunk = 200, one.window = 90, one.sinks = true;
+  });
+  for (const int prefix : {1, 130, 256, 1000}) {
+    add("prefix", {{300, 520}, {140, 20}, {5, 5}}, [&](Case& one) { causal(one), one.prefix = prefix; });
+  }
+  add("prefix, window, sinks", {{300, 420}}, [&](Case& one) {
+    causal(one);
+    one.prefix = 260, one.window = 150, one.sinks = true;
+  });
+  add("prefix, chunks", {{300, 420}}, [&](Case& one) { causal(one), one.prefix = 260, one.chunk = 128; });
+  for (const int head_dim : {64, 256}) {
+    add("sinks, chunks, prefix", {{200, 270}, {60, 81}}, [&](Case& one) {
+      causal(one);
+      one.head_dim = one.value_dim = head_dim;
+      one.sinks = true, one.chunk = 150, one.prefix = 100;
+    });
+  }
 }
 
 inline std::vector<Case> cases() {
@@ -377,6 +426,7 @@ inline std::vector<Case> cases() {
     one.multiprocessors = 4;
     one.l2_bytes = 300 * 1024;
   });
+  add_terms(add);
   add("rising scores", {{70, 900}}, [](Case& one) { one.spread = 12; });
   add("f32 output", {{70, 200}}, [](Case& one) { one.f32_output = true; });
   add("f16", {{140, 260}}, [&](Case& one) {

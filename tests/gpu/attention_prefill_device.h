@@ -41,6 +41,8 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   p.query = to_device(regions.query), p.key = to_device(regions.key), p.value = to_device(regions.value);
   p.output = to_device(regions.output), p.lse = static_cast<float*>(to_device(regions.lse));
   const float* const scales = static_cast<const float*>(to_device(regions.scales));
+  const float* const sinks = static_cast<const float*>(to_device(regions.sinks));
+  if (test.sinks) p.sinks = sinks;
   const int32_t* const table = static_cast<const int32_t*>(to_device(regions.table));
   if (test.page_tokens > 0) p.placement.pages = table;
   if (test.scales) {
@@ -61,7 +63,7 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   if (wrong.empty() && std::memcmp(first.data(), regions.output.data, first.size()) != 0) wrong = "two runs differ";
   for (const void* device :
        {p.query, p.key, p.value, static_cast<const void*>(p.output), static_cast<const void*>(p.lse),
-        static_cast<const void*>(scales), static_cast<const void*>(table)}) {
+        static_cast<const void*>(scales), static_cast<const void*>(sinks), static_cast<const void*>(table)}) {
     MUST(cudaFree(const_cast<void*>(device)));
   }
   return wrong;

@@ -20,7 +20,7 @@ namespace {
 
 bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   return (p.kv_dtype == NVB_F8_E4M3 || p.kv_dtype == NVB_F8_E5M2) && p.query_dtype == p.kv_dtype &&
-         float_dtype_bytes(p.output_dtype) != 0 && prefill_wgmma::supports_shape(p, 1, launch);
+         float_dtype_bytes(p.output_dtype) != 0 && !has_terms(p) && prefill_wgmma::supports_shape(p, 1, launch);
 }
 
 template <typename T, typename Tile>

@@ -24,7 +24,8 @@ namespace {
 
 bool supports(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
   return (p.kv_dtype == NVB_F16 || p.kv_dtype == NVB_BF16) && p.query_dtype == p.kv_dtype &&
-         (p.output_dtype == p.kv_dtype || p.output_dtype == NVB_F32) && !has_scales(p) && supports_shape(p, 2, launch);
+         (p.output_dtype == p.kv_dtype || p.output_dtype == NVB_F32) && !has_scales(p) &&
+         (!has_terms(p) || supports_terms(p)) && supports_shape(p, 2, launch);
 }
 
 template <typename T, typename Tile>
@@ -41,7 +42,7 @@ constexpr int kShort = 768;
 // Calls `run` with the tile.
 template <typename Run>
 auto with_tile(const nvb_attention_prefill_params& p, const Run& run) {
-  const bool full = !p.causal && p.window == 0;
+  const bool full = !p.causal && p.window == 0 && p.chunk == 0;
   if (p.head_dim <= 64 && !full && longest(p) <= kShort) return run(tiles::D64_SHORT());
   if (p.head_dim <= 64) return run(tiles::D64());
   if (p.head_dim <= 96) return run(tiles::D96());

@@ -132,16 +132,13 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     if (work.first < work.end) {
       // Tiles that every row of this warpgroup sees whole: [clear_first, clear_end).
       const int first_row = warpgroup * 64, last_row = max(first_row, min(first_row + 63, work.rows - 1));
-      const int unseen =
-          visible_keys(work.position + last_row, work.kv_length, arguments.causal, arguments.window).first;
-      const int seen_end =
-          visible_keys(work.position + first_row, work.kv_length, arguments.causal, arguments.window).last + 1;
+      const int unseen = keys_of_row<Tile>(arguments, work.kv_length, work.position + last_row).first;
+      const int seen_end = keys_of_row<Tile>(arguments, work.kv_length, work.position + first_row).last + 1;
       const int clear_first = (unseen + kKeys - 1) / kKeys, clear_end = seen_end / kKeys;
       RowMask mask;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        mask.range[half] =
-            visible_keys(work.position + row + 8 * half, work.kv_length, arguments.causal, arguments.window);
+        mask.range[half] = keys_of_row<Tile>(arguments, work.kv_length, work.position + row + 8 * half);
       }
       const auto finish_scores = [&](int tile, bool masked) {
         if (arguments.cap_factor != 0.0f) {

@@ -35,6 +35,32 @@ inline int64_t first_row(const nvb_attention_prefill_params& p, const nvb_attent
   return sequence.query_start * (p.query_sequence_stride / p.query_token_stride);
 }
 
+// Keys of the prefix that all sequences have; -1 where they differ. Lengths in device memory have none.
+inline int prefix_of(const nvb_attention_prefill_params& p) {
+  if (has_device_lengths(p) || p.sequences < 1) return 0;
+  const int first = p.sequence[0].prefix;
+  const bool is_one = std::all_of(p.sequence, p.sequence + p.sequences,
+                                  [&](const nvb_attention_sequence& sequence) { return sequence.prefix == first; });
+  return is_one ? first : -1;
+}
+
+// Which of what changes the softmax the kernels' terms have.
+inline bool supports_terms(const nvb_attention_prefill_params& p) {
+  return p.slopes == nullptr && p.tree_parents == nullptr && p.chunk >= 0 &&
+         (has_device_lengths(p) || p.sequences <= WithTerms::kMostSequences) && prefix_of(p) >= 0;
+}
+
+// The factor is 2^shift / chunk rounded up. It errs by less than chunk / 2^shift of itself, and as positions are below
+// 2^31 and 2^(shift - 31) is at least the chunk, by too little to change a quotient; and it has 32 bits.
+inline Terms terms_of(const nvb_attention_prefill_params& p) {
+  const int32_t chunk = std::min(p.chunk, kMaxLength);
+  uint32_t shift = 31;
+  while (chunk > int64_t{1} << (shift - 31)) ++shift;
+  const uint64_t power = uint64_t{1} << shift;
+  const uint64_t factor = chunk == 0 ? 0 : (power + static_cast<uint64_t>(chunk) - 1) / static_cast<uint64_t>(chunk);
+  return {p.sinks, prefix_of(p), chunk, static_cast<uint32_t>(factor), shift};
+}
+
 // Whether the sequence's first key, or value, is a token of the map.
 inline bool is_at_token(const nvb_attention_sequence& sequence, int64_t sequence_stride, int64_t token_stride) {
   if (sequence.kv_start < 0 || sequence_stride < 0 || sequence_stride > kMostStrideBytes) return false;
@@ -93,7 +119,9 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
       p.query_heads % p.kv_heads != 0 || p.sequences < 0) {
     return false;
   }
-  if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0) return false;
+  if (!std::isfinite(p.scale) || !(p.scale > 0.0f) || !(p.soft_cap >= 0.0f) || p.window < 0 || p.chunk < 0) {
+    return false;
+  }
   const int output_bytes = float_dtype_bytes(p.output_dtype);
   if (!is_stride(p.query_token_stride, bytes) || !is_stride(p.key_token_stride, bytes) ||
       !is_stride(p.value_token_stride, bytes) || (p.query_heads > 1 && !is_stride(p.query_head_stride, bytes)) ||
@@ -231,7 +259,8 @@ inline int arrange(const nvb_attention_prefill_params& p, int bytes, int rows_pe
   const int64_t parts = std::max(1, p.parts);
   const int blocks = static_cast<int>(std::min<int64_t>(work * parts, std::max(1, launch.multiprocessors)));
   // Empty places would cost more than they gain where groups are small or tiles equal. Divided tiles fill the device.
-  const bool aligns = parts == 1 && is_one_bundle && p.causal && (p.window == 0 || p.window > 2 * rows_per_tile);
+  const bool aligns =
+      parts == 1 && is_one_bundle && p.causal && p.chunk == 0 && (p.window == 0 || p.window > 2 * rows_per_tile);
   arguments.group_alignment = 1;
   int64_t tiles = 0;
   arguments.bundles = 0;
@@ -309,6 +338,10 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, con
   arguments.kv_heads = p.kv_heads;
   arguments.value_dim = p.value_dim;
   arguments.causal = p.causal != 0;
+  if (has_terms(p)) {
+    arguments.has_terms = 1;
+    arguments.with_terms.terms = terms_of(p);
+  }
   arguments.parts = static_cast<uint32_t>(std::max(1, p.parts));
   arguments.part_rows = p.part_rows;
   arguments.window = std::min(p.window, kMaxLength);

@@ -114,13 +114,16 @@ __device__ __forceinline__ void store_rows(const Arguments& arguments, const Wor
   for (int half = 0; half < 2; ++half) {
     float total = rows.sum[half] + __shfl_xor_sync(0xffffffffu, rows.sum[half], 1);
     total += __shfl_xor_sync(0xffffffffu, total, 2);
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    RowEnd end = {total == 0.0f ? 0.0f : 1.0f / total, 0.0f};
+    if (arguments.lse != nullptr || arguments.has_terms) {
+      end = row_end(rows.maximum[half] * arguments.exponent_factor, total, sinks_of(arguments, work), work.head);
+    }
+    const float inverse = end.inverse;
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
     const bool inside = row < work.rows;
     const int64_t token = work.output_row + row;
     if (arguments.lse != nullptr && quad == 0 && inside) {
-      arguments.lse[token * arguments.query_heads + work.head] =
-          total == 0.0f ? -CUDART_INF_F : rows.maximum[half] * arguments.exponent_factor * kLn2 + logf(total);
+      arguments.lse[token * arguments.query_heads + work.head] = end.lse;
     }
     const int64_t start = token * arguments.output_token_stride + work.head * arguments.output_head_stride;
     if (arguments.output_is_f32) {

@@ -13,7 +13,7 @@
 #include <cuda.h>
 
 #include "../attention.h"
-#include "../softmax.cuh"
+#include "../attention_head_terms.cuh"
 
 namespace nvb {
 namespace prefill_wgmma {
@@ -24,6 +24,7 @@ struct Tile {
   static constexpr int kHeadDim = HeadDim, kValueDim = ValueDim, kConsumers = Consumers, kKeys = Keys;
   // Warpgroups take turns with the tensor cores, so that one multiplies while another exponentiates.
   static constexpr bool kPingPong = PingPong;
+  static constexpr bool kTakesTerms = true;
   static constexpr int kRows = 64 * Consumers;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (Consumers + 1);
@@ -86,6 +87,23 @@ struct DeviceLengths {
   int32_t value_step;
 };
 
+// What few calls have. It lies behind the sequences that then are the most, because narrower fields elsewhere in the
+// arguments made the kernels of FP8 spill two to ten times as much.
+struct Terms {
+  const float* sinks;  // of query heads; null: none
+  int32_t prefix;      // of every sequence; 0: none
+  int32_t chunk;       // 0: none
+  // position / chunk is position * chunk_factor / 2^chunk_shift. Divisions made the code a fifth longer.
+  uint32_t chunk_factor;
+  uint32_t chunk_shift;
+};
+struct WithTerms {
+  static constexpr int kMostSequences = NVB_ATTENTION_MAX_SEQUENCES - 2;
+  Sequence sequence[kMostSequences];
+  Terms terms;
+};
+static_assert(sizeof(WithTerms) <= NVB_ATTENTION_MAX_SEQUENCES * sizeof(Sequence), "it takes the last sequences' room");
+
 struct Arguments {
   // Dimensions: bytes of a row, tokens, heads.
   CUtensorMap query;
@@ -111,6 +129,7 @@ struct Arguments {
   // They lie here because the union begins at a multiple of eight bytes, and there are none to spare.
   uint32_t causal : 1;
   uint32_t parts : 8;  // of a tile's keys; at least 1
+  uint32_t has_terms : 1;
   // Of FP8 alone.
   uint32_t output_dtype : 8;
   uint32_t query_scale_stride : 1;
@@ -119,6 +138,7 @@ struct Arguments {
   union {
     Sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
     DeviceLengths lengths;
+    WithTerms with_terms;
   };
   Bundle bundle[NVB_ATTENTION_MAX_SEQUENCES + 1];  // the last one used is the end
   // Of FP8 alone: scales of the tensors, of one number or of one a KV head; null: 1.
@@ -138,6 +158,19 @@ __host__ __device__ constexpr int round_up(int number, int multiple) {
   return (number + multiple - 1) / multiple * multiple;
 }
 
+// The keys that the query at `position` sees. One branch for whatever is rare, because every tile comes by.
+template <typename Tile>
+__device__ __forceinline__ KeyRange keys_of_row(const Arguments& arguments, int kv_length, int position) {
+  const int causal = arguments.causal, window = arguments.window;
+  if (Tile::kTakesTerms && arguments.has_terms) {
+    const Terms& terms = arguments.with_terms.terms;
+    const uint64_t chunks = (static_cast<uint64_t>(max(position, 0)) * terms.chunk_factor) >> terms.chunk_shift;
+    return visible_keys(position, kv_length, causal, window, terms.prefix, terms.chunk,
+                        static_cast<int>(chunks) * terms.chunk);
+  }
+  return visible_keys(position, kv_length, causal, window);
+}
+
 // One tile: its query rows, and the tiles of keys that they see, [first, end), or a part of them.
 struct Work {
   int first_token;  // row of query
@@ -153,6 +186,11 @@ struct Work {
   int end;
 };
 
+// The sinks of a tile's rows, which are terms of their first part alone; null: none.
+__device__ __forceinline__ const float* sinks_of(const Arguments& arguments, const Work& work) {
+  return arguments.has_terms && work.output_row == work.first_token ? arguments.with_terms.terms.sinks : nullptr;
+}
+
 // Fills in the work of a tile of rows of a head, and of keys.
 template <typename Tile>
 __device__ __forceinline__ void set_work(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
@@ -166,9 +204,8 @@ __device__ __forceinline__ void set_work(const Arguments& arguments, const Seque
   work.value_start = sequence.value_start;
   work.kv_length = sequence.kv_length;
   work.position = sequence.kv_length - sequence.query_count + first_row;
-  const int first_key = visible_keys(work.position, work.kv_length, arguments.causal, arguments.window).first;
-  const int last_key =
-      visible_keys(work.position + work.rows - 1, work.kv_length, arguments.causal, arguments.window).last;
+  const int first_key = keys_of_row<Tile>(arguments, work.kv_length, work.position).first;
+  const int last_key = keys_of_row<Tile>(arguments, work.kv_length, work.position + work.rows - 1).last;
   const int first = first_key / Tile::kKeys;
   const uint32_t tiles = last_key < first_key ? 0 : last_key / Tile::kKeys + 1 - first;
   work.first = first;
