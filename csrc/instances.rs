@@ -74,7 +74,19 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
     Family {
         stem: "attention_prefill_wgmma",
         includes: &["attention/sm90/attention_prefill_wgmma.cuh"],
-        encodings: &["d64", "d64_short", "d96", "d128", "d128_full", "d192", "d192_128", "d256"],
+        encodings: &[
+            "d64",
+            "d64_short",
+            "d96",
+            "d128",
+            "d128_full",
+            "d192",
+            "d192_128",
+            "d256",
+            "d64_scores",
+            "d128_scores",
+            "d256_scores",
+        ],
         elements: &[HALVES],
         text: "template cudaError_t nvb::prefill_wgmma::launch_tile<{element}, nvb::prefill_wgmma::tiles::{ENCODING}>(
     const nvb::prefill_wgmma::Arguments&, int, const nvb_launch&);",

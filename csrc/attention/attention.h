@@ -13,9 +13,9 @@
 //
 // With sink_tokens > 0 a query sees the keys k < sink_tokens before its window too.
 //
-// With dropout_threshold > 0 the weight of row r (counted as the rows of lse), query head h and key k is 0 where word
-// k % 4 of philox4x32_10({k / 4, r, h | offset high << 16, offset low}, seed) is below it, and multiplied by
-// dropout_scale elsewhere, after the sum that weights are divided by and the lse were formed.
+// With dropout_threshold > 0 the weight of row r (counted as the rows of lse), query head h and key k is 0 where byte
+// k % 16 of philox4x32_10({k / 16, r, h | offset high << 16, offset low}, seed) is below it (common/dropout.cuh), and
+// multiplied by dropout_scale elsewhere, after the sum that weights are divided by and the lse were formed.
 //
 // With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
 // capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.
@@ -89,6 +89,10 @@ struct nvb_attention_prefill_params {
   // sees, of the keys kv_length - query_count + j, those of the rows j that it comes from, itself included, and stands
   // as many keys behind the tree's first as there are of them before it. Up to 64 rows a sequence; null: no tree.
   const int32_t* tree_parents;
+  // Scratch of kernels whose shape finds_mask_tiles, two bits for each tile of keys, for the rows of query up to the
+  // last sequence's last one, and the query heads, or one where mask_head_stride is 0: rows * heads * 2 words for every
+  // 32 tiles of the longest sequence's keys. Null: no tile is left out.
+  uint32_t* mask_tiles;
   const int32_t* query_starts;      // [sequences + 1], rows
   const int32_t* kv_starts;         // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
   const int32_t* kv_lengths;        // [sequences]
@@ -137,7 +141,7 @@ struct nvb_attention_prefill_params {
   int32_t max_kv_length;
   int32_t chunk;               // 0 = none
   int32_t sink_tokens;         // 0 = none
-  uint32_t dropout_threshold;  // 0 = no dropout
+  uint32_t dropout_threshold;  // up to 255; 0 = no dropout
   float dropout_scale;
   // The visible keys of each tile of rows are divided into as many parts; part i writes output and lse i * part_rows
   // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
@@ -176,9 +180,13 @@ inline bool has_scales(const nvb_attention_prefill_params& p) {
   return p.query_scale != nullptr || p.key_scale != nullptr || p.value_scale != nullptr;
 }
 
-// Whether heads, a chunk, a tree or a prefix change the softmax. Up to NVB_ATTENTION_MAX_SEQUENCES sequences have one.
+// Whether heads, a chunk, a tree, a prefix, a mask or dropout change the softmax. Up to NVB_ATTENTION_MAX_SEQUENCES
+// sequences have one.
 inline bool has_terms(const nvb_attention_prefill_params& p) {
-  if (p.sinks != nullptr || p.slopes != nullptr || p.chunk != 0 || p.tree_parents != nullptr) return true;
+  if (p.sinks != nullptr || p.slopes != nullptr || p.chunk != 0 || p.tree_parents != nullptr || p.mask != nullptr ||
+      p.dropout_threshold > 0) {
+    return true;
+  }
   for (int i = 0; i < p.sequences && !has_device_lengths(p); ++i) {
     if (p.sequence[i].prefix > 0) return true;
   }
@@ -296,6 +304,7 @@ struct nvb_attention_prefill_shape {
   // Rows and keys of a tile of a kernel that divides the keys of a tile into parts; 0: it does not.
   int32_t tile_rows;
   int32_t tile_keys;
+  int32_t finds_mask_tiles;  // 0 or 1: with mask_tiles it leaves out tiles of keys that no row of a tile sees
 };
 
 // How a decode kernel divides its work: what a plan is made from.

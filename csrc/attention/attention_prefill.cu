@@ -31,6 +31,7 @@ bool are_valid(const nvb_attention_prefill_params& p) {
   if (!std::isfinite(p.scale) || !(p.soft_cap >= 0.0f) || p.window < 0 || p.chunk < 0 || !is_valid(p.placement)) {
     return false;
   }
+  if (p.dropout_threshold > 255) return false;
   if (p.sink_tokens < 0 || (p.sink_tokens > 0 && (p.window == 0 || p.chunk > 0 || p.placement.ring_tokens > 0))) {
     return false;
   }
@@ -49,7 +50,7 @@ bool are_valid(const nvb_attention_prefill_params& p) {
 
 // Whether a kernel is needed that takes every option and format.
 bool is_special(const nvb_attention_prefill_params& p) {
-  return !has_plain_elements(p) || p.sink_tokens > 0 || p.dropout_threshold > 0;
+  return !has_plain_elements(p) || p.sink_tokens > 0;
 }
 
 bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launch) {
@@ -58,7 +59,7 @@ bool supports_mma(const nvb_attention_prefill_params& p, const nvb_launch& launc
       (p.output_dtype != p.kv_dtype && p.output_dtype != NVB_F32)) {
     return false;
   }
-  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || has_scales(p)) {
+  if (p.value_dim != p.head_dim || p.head_dim > 512 || p.mask != nullptr || p.dropout_threshold > 0 || has_scales(p)) {
     return false;
   }
   if (p.placement.block_stride % 8 != 0 || p.placement.value_block_stride != p.placement.block_stride) return false;
@@ -91,7 +92,9 @@ bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& lau
     return false;
   }
   if (p.placement.pages != nullptr || p.placement.ring_tokens > 0) return false;
-  if (p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0 || p.tree_parents != nullptr) return false;
+  if (p.dropout_threshold > 0 || p.causal != 0 || p.window != 0 || p.slopes != nullptr || p.chunk > 0 ||
+      p.tree_parents != nullptr)
+    return false;
   if (p.mask_dtype == NVB_I32 && p.mask != nullptr) return false;
   if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;
   return is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
@@ -139,7 +142,7 @@ cudaError_t launch_fp8(const PrefillArguments& arguments, int, const nvb_launch&
 
 struct PrefillKernel {
   const char* name;
-  bool takes_all;  // rows with scales of their own, two dtypes, the first tokens beside a window, and dropout
+  bool takes_all;  // rows with scales of their own, two dtypes, and the first tokens beside a window
   bool (*supports)(const nvb_attention_prefill_params&, const nvb_launch&, nvb_attention_prefill_shape&);
   cudaError_t (*launch)(const PrefillArguments&, int, const nvb_launch&);
 };

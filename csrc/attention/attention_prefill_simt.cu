@@ -7,9 +7,9 @@
 //
 // Shared memory: 17 KiB for a chunk of Q and K (32 of the head dimension) or of V (64 columns), 17 KiB for P.
 // Registers: O = 16 * kChunks a thread.
+#include "../common/dropout.cuh"
 #include "../common/fp8.cuh"
 #include "../common/kv_placement.cuh"
-#include "../common/philox.cuh"
 #include "../common/reduce.cuh"
 #include "../common/vector.cuh"
 #include "attention_prefill.cuh"
@@ -267,28 +267,26 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum[i] = sum[i] * rescale[i] + added;
     }
     if (p.dropout_threshold > 0) {
-      // A thread's four neighbouring keys have words of one block of four, or of two.
+      // A thread's four neighbouring keys have bytes of one block, or of two.
       const uint64_t added =
           p.dropout_offsets == nullptr ? 0 : static_cast<uint64_t>(p.dropout_offsets[1]) << 32 | p.dropout_offsets[0];
       const uint64_t offset = p.dropout_offset + added;
       const uint32_t of_head = static_cast<uint32_t>(block.head) | static_cast<uint32_t>(offset >> 32) << 16;
       const uint2 seed = make_uint2(static_cast<uint32_t>(p.dropout_seed), static_cast<uint32_t>(p.dropout_seed >> 32));
-      const uint32_t four = static_cast<uint32_t>(tile_key + 4 * x) / 4, within = static_cast<uint32_t>(tile_key) % 4;
+      const uint32_t first = static_cast<uint32_t>(tile_key + 4 * x);
+      const uint32_t sixteen = first / kDropoutKeys, within = first % kDropoutKeys;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t row =
             static_cast<uint32_t>(sequence.query_start * p.lse_sequence_stride + block.first_row) + 4 * y + i;
-        const uint4 low = philox4x32_10(make_uint4(four, row, of_head, static_cast<uint32_t>(offset)), seed);
-        uint4 high = low;
-        if (within != 0) high = philox4x32_10(make_uint4(four + 1, row, of_head, static_cast<uint32_t>(offset)), seed);
-        const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        const auto kept_of = [&](uint32_t block) {
+          const uint4 counter = make_uint4(block, row, of_head, static_cast<uint32_t>(offset));
+          return kept_keys(philox4x32_10(counter, seed), p.dropout_threshold);
+        };
+        uint32_t kept = kept_of(sixteen) >> within;
+        if (within + 4 > kDropoutKeys) kept |= kept_of(sixteen + 1) << (kDropoutKeys - within);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          uint32_t word = 0;
-#pragma unroll
-          for (uint32_t at = 0; at < 8; ++at) word = at == within + j ? words[at] : word;
-          score[i][j] = word < p.dropout_threshold ? 0.0f : score[i][j] * p.dropout_scale;
-        }
+        for (int j = 0; j < 4; ++j) score[i][j] = (kept >> j & 1) != 0 ? score[i][j] * p.dropout_scale : 0.0f;
       }
     }
 #pragma unroll

@@ -95,7 +95,9 @@ template <typename T, int Count>
 __device__ __forceinline__ void wgmma_ss_rows(float (&d)[Count], uint64_t a, uint64_t b, int accumulate) {
   static_assert(kDtype<T> == NVB_F16 || kDtype<T> == NVB_BF16, "16-bit floats");
 #ifdef NVB_WGMMA
-  if constexpr (Count == 40) {
+  if constexpr (Count == 32) {
+    NVB_PRODUCT_OF("64", NVB_NAMES32, "%32, %33", "%34", NVB_SHARED_TAIL, NVB_IN_SHARED, NVB_D32(0))
+  } else if constexpr (Count == 40) {
     NVB_PRODUCT_OF("80", NVB_NAMES40, "%40, %41", "%42", NVB_SHARED_TAIL, NVB_IN_SHARED, NVB_D32(0), NVB_D8(32))
   } else if constexpr (Count == 48) {
     NVB_PRODUCT_OF("96", NVB_NAMES48, "%48, %49", "%50", NVB_SHARED_TAIL, NVB_IN_SHARED, NVB_D32(0), NVB_D16(32))
@@ -105,7 +107,7 @@ __device__ __forceinline__ void wgmma_ss_rows(float (&d)[Count], uint64_t a, uin
   } else if constexpr (Count == 64) {
     NVB_PRODUCT_OF("128", NVB_NAMES64, "%64, %65", "%66", NVB_SHARED_TAIL, NVB_IN_SHARED, NVB_D64(0))
   } else {
-    static_assert(Count == 88, "80, 96, 112, 128 or 176 rows of b");
+    static_assert(Count == 88, "64, 80, 96, 112, 128 or 176 rows of b");
     NVB_PRODUCT_OF("176", NVB_NAMES88, "%88, %89", "%90", NVB_SHARED_TAIL, NVB_IN_SHARED, NVB_D64(0), NVB_D16(64),
                    NVB_D8(80))
   }

@@ -153,13 +153,15 @@ pub struct nvb_attention_prefill_args {
     pub dropout_device_offset: nvb_tensor,
     /// With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
     /// every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
-    /// k a weight is dropped where word k mod 4 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
-    /// [k / 4, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than ⌊dropout · 2^32⌋.
+    /// k a weight is dropped where byte k mod 16 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
+    /// [k / 16, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than t: 256 · `dropout`, rounded, and from 1 to 255. Bytes count from
+    /// the least significant one of the first of the four words.
     pub dropout_seed: u64,
     /// Less than 2^48; the sum of both offsets counts modulo that.
     pub dropout_offset: u64,
-    /// The probability with which a weight becomes 0, less than 1; 0: none does. The kept ones, a share of
-    /// 1 − ⌊dropout · 2^32⌋ / 2^32, are divided by that share. The lse is as without. On CUDA the plain kernel takes it.
+    /// The probability with which a weight becomes 0, less than 1, to the nearest 256th but 0; 0: none does. The kept ones, a share of
+    /// 1 − t / 256, are divided by that share. The lse is as without. On CUDA keys and values of 16 bits have tensor cores for it on 9.0; else the plain
+    /// kernel takes it.
     pub dropout: f32,
     /// Must be 0.
     pub reserved_dropout: u32,

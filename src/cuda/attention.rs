@@ -51,6 +51,7 @@ pub(super) struct PrefillParams {
     sinks: *const c_void,
     slopes: *const c_void,
     tree_parents: *const c_void,
+    mask_tiles: *mut c_void,
     pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
@@ -269,8 +270,21 @@ pub(super) fn launch_prefill(
     mut params: PrefillParams,
     stream: RawHandle,
 ) -> Result<()> {
-    if plan.parts > 1 && launch_parts(executor, op, plan, &mut params, stream)? {
-        return Ok(());
+    let scratch = executor.scratch(stream);
+    // Where the workspace that the caller has set is too small, the keys stay in one part and no tile is left out.
+    let workspace = plan.workspace(op);
+    let mut scratch = match workspace.total() {
+        0 => None,
+        _ => scratch.lock(executor, stream, || workspace).ok(),
+    };
+    if let Some(scratch) = &mut scratch {
+        let start = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
+        if plan.mask_tile_bytes > 0 {
+            params.mask_tiles = start.wrapping_byte_add(plan.partial_bytes(op));
+        }
+        if plan.parts > 1 && launch_parts(executor, op, plan, &mut params, start, stream)? {
+            return Ok(());
+        }
     }
     let launch = executor.launch_attention_on(stream);
     params.heads_per_group = plan.heads_per_group;
@@ -289,20 +303,17 @@ pub(super) fn launch_prefill(
     Ok(())
 }
 
-/// The prefill with its keys in parts, and their merge; false where the workspace that the caller has set is too small for it.
+/// The prefill with its keys in parts, which lie at `outputs`, and their merge; false where rows of nobody lie between the sequences'.
 fn launch_parts(
     executor: &CudaExecutor,
     op: &AttentionPrefill,
     plan: &PrefillPlan,
     params: &mut PrefillParams,
+    outputs: *mut c_void,
     stream: RawHandle,
 ) -> Result<bool> {
     let Some(rows) = covered_rows(op) else { return Ok(false) };
     let AttentionConfig { query_heads: heads, value_dim, .. } = op.config;
-    let workspace = plan.workspace(op);
-    let scratch = executor.scratch(stream);
-    let Ok(mut scratch) = scratch.lock(executor, stream, || workspace) else { return Ok(false) };
-    let outputs = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
     let lses = outputs.wrapping_byte_add(partial_bytes(op, plan.parts)[0]);
     let outputs = Tensor::new(outputs, DType::F32, &[plan.parts, rows.len(), heads, value_dim]);
     let lses = Tensor::new(lses, DType::F32, &[plan.parts, rows.len(), heads]);
@@ -366,6 +377,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         sinks: vector_of(op.terms.sinks),
         slopes: vector_of(op.terms.slopes),
         tree_parents: vector_of(op.tree.map(|tree| tree.parents())),
+        mask_tiles: std::ptr::null_mut(),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
@@ -413,7 +425,7 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         max_kv_length: bound(|lengths| lengths.max_kv_length),
         chunk: op.config.chunk as i32,
         sink_tokens: op.config.sink_tokens as i32,
-        dropout_threshold: op.dropout.map_or(0, |dropout| dropout.threshold),
+        dropout_threshold: op.dropout.map_or(0, |dropout| dropout.threshold.into()),
         dropout_scale: op.dropout.map_or(1.0, |dropout| dropout.scale),
         parts: 1,
         part_rows: 0,

@@ -35,6 +35,7 @@ struct PrefillShape {
     rows: i32,
     tile_rows: i32,
     tile_keys: i32,
+    finds_mask_tiles: i32,
 }
 
 /// `nvb_attention_decode_shape` of csrc/attention/attention.h.
@@ -109,6 +110,8 @@ pub(super) struct PrefillPlan {
     pub heads_per_group: i32,
     /// Of the keys of each tile of rows, which are merged afterwards.
     pub parts: usize,
+    /// Workspace of the tiles of keys that a mask of bits leaves out.
+    pub mask_tile_bytes: usize,
 }
 
 impl PrefillPlan {
@@ -144,20 +147,30 @@ impl PrefillPlan {
         let row = rows.into_iter().find(|&row| supports(row))?;
         let rows = shape.rows as usize;
         let parts = if executor.batch_invariant { 1 } else { parts(op, &shape, &launch) };
-        Some(PrefillPlan { row, rows, heads_per_group: heads_per_group(op, launch.l2_bytes as usize) as i32, parts })
+        let heads_per_group = heads_per_group(op, launch.l2_bytes as usize) as i32;
+        let mask_tile_bytes = mask_tile_bytes(op, &shape);
+        Some(PrefillPlan { row, rows, heads_per_group, parts, mask_tile_bytes })
     }
 
-    /// With the keys of each tile of rows in one piece.
+    /// Without workspace: with the keys of each tile of rows in one piece.
     pub fn whole(self) -> PrefillPlan {
-        PrefillPlan { parts: 1, ..self }
+        PrefillPlan { parts: 1, mask_tile_bytes: 0, ..self }
     }
 
-    /// The parts' outputs and sums.
+    /// The parts' outputs and sums, and behind them what `mask_tile_bytes` is for.
     pub fn workspace(&self, op: &AttentionPrefill) -> Workspace {
-        match self.parts {
-            1 => Workspace::none(),
-            parts => Workspace::none().with(WorkspaceUse::Kernel, partial_bytes(op, parts).iter().sum()),
+        match self.partial_bytes(op) + self.mask_tile_bytes {
+            0 => Workspace::none(),
+            bytes => Workspace::none().with(WorkspaceUse::Kernel, bytes),
         }
+    }
+
+    /// Of the parts' outputs and sums.
+    pub fn partial_bytes(&self, op: &AttentionPrefill) -> usize {
+        if self.parts == 1 {
+            return 0;
+        }
+        partial_bytes(op, self.parts).iter().sum()
     }
 
     /// Writes the table of the sequences, those with the most work first because blocks start in its order, and gives the
@@ -217,6 +230,17 @@ pub(super) fn covered_rows(op: &AttentionPrefill) -> Option<Range<usize>> {
 pub(super) fn partial_bytes(op: &AttentionPrefill, parts: usize) -> [usize; 2] {
     let items = parts * covered_rows(op).map_or(0, |rows| rows.len()) * op.config.query_heads;
     [items * op.config.value_dim, items].map(|floats| (floats * size_of::<f32>()).next_multiple_of(ALIGNMENT))
+}
+
+/// Two bits for each tile of keys and each tile of rows, which begins at any row of the query, and each head if the mask has heads: words
+/// of 32, as csrc/attention/attention.h has them. 0 where the kernel finds none.
+fn mask_tile_bytes(op: &AttentionPrefill, shape: &PrefillShape) -> usize {
+    let Some(mask) = op.mask.as_ref().filter(|_| shape.finds_mask_tiles != 0) else { return 0 };
+    let step = op.starts.query / op.query.token_stride.max(1);
+    let rows = op.sequences.iter().map(|span| span.query_start * step + span.query_count).max().unwrap_or(0);
+    let heads = if mask.head_stride == 0 { 1 } else { op.config.query_heads };
+    let words = op.longest().div_ceil(shape.tile_keys as usize).div_ceil(32);
+    (rows * heads * 2 * words * size_of::<u32>()).next_multiple_of(ALIGNMENT)
 }
 
 /// What an H200 takes: floating-point operations of a multiprocessor in a microsecond while it multiplies, a tile's beginning and
@@ -446,11 +470,27 @@ mod tests {
             shared_bytes_per_block: 227 << 10,
             l2_bytes: 50 << 20,
         };
-        let shape = PrefillShape { rows: 0, tile_rows: 128, tile_keys: 128 };
+        let shape = PrefillShape { tile_rows: 128, tile_keys: 128, ..PrefillShape::default() };
         let op = prefill(sequences, heads, true);
         let most = parts(&op, &shape, &launch);
-        assert_eq!(parts(&op, &PrefillShape { rows: 64, tile_rows: 0, tile_keys: 0 }, &launch), 1, "another kernel");
+        assert_eq!(parts(&op, &PrefillShape { rows: 64, ..PrefillShape::default() }, &launch), 1, "another kernel");
         most
+    }
+
+    /// As csrc/attention/attention.h has them.
+    #[test]
+    fn tiles_of_a_mask_of_bits_have_two_bits() {
+        let shape = PrefillShape { tile_rows: 128, tile_keys: 64, finds_mask_tiles: 1, ..PrefillShape::default() };
+        let bytes = |rows: i32, heads: usize, shape: &PrefillShape| {
+            let op = prefill(&[(3, 70), (rows, 4_097)], [4, 2, 64], false);
+            let mask = Tensor::new(4096 as *mut std::ffi::c_void, DType::I32, &[heads, rows as usize + 3, 129]);
+            mask_tile_bytes(&op.with_mask(Some(mask)).unwrap(), shape)
+        };
+        // 65 tiles of 64 keys are three words.
+        assert_eq!(bytes(125, 1, &shape), 128 * 2 * 3 * 4);
+        assert_eq!(bytes(125, 4, &shape), 4 * 128 * 2 * 3 * 4);
+        assert_eq!(bytes(125, 1, &PrefillShape { finds_mask_tiles: 0, ..shape }), 0);
+        assert_eq!(mask_tile_bytes(&prefill(&[(128, 128)], [4, 2, 64], false), &shape), 0);
     }
 
     #[test]

@@ -50,9 +50,14 @@ fn cases() -> Vec<Case> {
 /// Whether the weight stays, by the header's formula.
 fn is_kept(case: &Case, row: usize, head: usize, key: usize) -> bool {
     let offset = (case.offset + case.added.unwrap_or(0)) % (1 << 48);
-    let counter = [key as u32 / 4, row as u32, head as u32 | ((offset >> 32) as u32) << 16, offset as u32];
-    let word = philox(counter, [case.seed as u32, (case.seed >> 32) as u32])[key % 4];
-    f64::from(word) >= (f64::from(case.probability) * 4294967296.0).floor()
+    let counter = [key as u32 / 16, row as u32, head as u32 | ((offset >> 32) as u32) << 16, offset as u32];
+    let word = philox(counter, [case.seed as u32, (case.seed >> 32) as u32])[key % 16 / 4];
+    (word >> (key % 4 * 8)) & 0xff >= threshold(case)
+}
+
+/// Of 256.
+fn threshold(case: &Case) -> u32 {
+    ((case.probability * 256.0).round() as u32).clamp(1, 255)
 }
 
 fn test(run: &mut Run, case: &Case) -> Outcome {
@@ -97,7 +102,7 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     run.executor().run(&Operation::from(op), run.stream.raw())?;
     run.stream.synchronize()?;
     let (found, sums) = (run.read(&output)?, run.read(&lse)?);
-    let scale = 1.0 / (1.0 - (f64::from(case.probability) * 4294967296.0).floor() / 4294967296.0);
+    let scale = 256.0 / f64::from(256 - threshold(case));
     let (mut kept, mut all) = (0usize, 0usize);
     for (sequence, (&(count, length), keys)) in case.sequences.iter().zip(&keys).enumerate() {
         for (row, head) in (0..count).flat_map(|row| (0..heads).map(move |head| (row, head))) {

@@ -196,8 +196,6 @@ int check_refusals() {
       {"a start at no row", [](Params& p) { p.query_sequence_stride = 192; }},
       {"an output at another row", [](Params& p) { p.output_sequence_stride = 256; }},
       {"an lse at another row", [](Params& p) { p.lse = reinterpret_cast<float*>(memory), p.lse_sequence_stride = 2; }},
-      {"a mask", [](Params& p) { p.mask = memory; }},
-      {"slopes", [](Params& p) { p.slopes = reinterpret_cast<const float*>(memory); }},
       {"a tree", [](Params& p) { p.tree_parents = reinterpret_cast<const int32_t*>(memory); }},
       {"two prefixes",
        [](Params& p) {
@@ -206,10 +204,15 @@ int check_refusals() {
          p.sequence[1].prefix = 2;
        }},
       {"a chunk below 0", [](Params& p) { p.chunk = -1; }},
+      {"dropout of rows that no lse counts",
+       [](Params& p) {
+         p.dropout_threshold = 1;
+         p.lse_sequence_stride = 2;
+       }},
       {"sinks of more sequences than have room",
        [](Params& p) {
          p.sinks = reinterpret_cast<const float*>(memory);
-         p.sequences = 127;
+         p.sequences = 121;
        }},
       {"scales", [](Params& p) { p.key_scale = reinterpret_cast<const float*>(memory); }},
       {"starts on the device without lengths",

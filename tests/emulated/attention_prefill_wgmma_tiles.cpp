@@ -15,6 +15,9 @@ NVB_TILE(D128_FULL);
 NVB_TILE(D192);
 NVB_TILE(D192_128);
 NVB_TILE(D256);
+NVB_TILE(D64_SCORES);
+NVB_TILE(D128_SCORES);
+NVB_TILE(D256_SCORES);
 
 }  // namespace prefill_wgmma
 }  // namespace nvb

@@ -123,7 +123,8 @@ const uint64_t* exchange(uint64_t value) {
 }
 
 void run_block(int threads, size_t bytes, const std::function<void()>& body) {
-  if (threads % kWarpgroup != 0 || threads > 1024) throw Failure("a block of another kind");
+  // A block of one warp has no products.
+  if ((threads != kLanes && threads % kWarpgroup != 0) || threads > 1024) throw Failure("a block of another kind");
   if (bytes > 227 * 1024 || bytes > shared_bytes) throw Failure("more shared memory than there is");
   const size_t count = static_cast<size_t>(threads);
   const int warps = threads / kLanes;

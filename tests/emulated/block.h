@@ -245,6 +245,21 @@ inline int __any_sync(unsigned, int predicate) {
   for (int lane = 0; lane < emulated::kLanes; ++lane) any |= given[lane] != 0;
   return any;
 }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const uint64_t* const given = emulated::exchange(predicate != 0);
+  unsigned bits = 0;
+  for (int lane = 0; lane < emulated::kLanes; ++lane) bits |= (given[lane] != 0 ? 1u : 0u) << lane;
+  return bits;
+}
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
+}
+inline int __clz(int bits) {
+  return bits == 0 ? 32 : __builtin_clz(static_cast<unsigned>(bits));
+}
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
+}
 inline void __syncwarp() {
   emulated::exchange(0);
 }
@@ -292,8 +307,12 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                const Arguments&... arguments) {
   gridDim = config->gridDim, blockDim = config->blockDim;
   const std::function<void()> body = [&] { kernel(arguments...); };
-  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-    emulated::run_block(static_cast<int>(blockDim.x), config->dynamicSmemBytes, body);
+  for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+      for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
+        emulated::run_block(static_cast<int>(blockDim.x), config->dynamicSmemBytes, body);
+      }
+    }
   }
   return cudaSuccess;
 }

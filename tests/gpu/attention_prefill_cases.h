@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "attention/attention_prefill_fp8.h"
+#include "common/philox.cuh"
 
 namespace attention_cases {
 
@@ -41,6 +42,12 @@ struct Case {
   int chunk = 0;
   int prefix = 0;  // of every sequence
   bool sinks = false;
+  bool slopes = false;
+  // 0: none; NVB_I32: bits, of which a share is set and most tiles have none or all; a float dtype: numbers and -inf.
+  uint32_t mask = 0;
+  bool mask_of_heads = false;  // each its own
+  bool mask_tiles = true;      // with bits: room to leave tiles out
+  float dropout = 0;           // a share of 256
   float soft_cap = 0;
   int query_heads = 1, kv_heads = 1;
   uint32_t dtype = NVB_BF16;
@@ -135,6 +142,9 @@ struct Regions {
   Region table;   // of pages
   Region scales;  // of queries, keys and values, each of every KV head; of FP8
   Region sinks;   // of query heads
+  Region slopes;  // of query heads
+  Region mask;
+  Region mask_tiles;
 };
 
 // Runs the kernel on the regions, which the pointers of `p` are; returns what went wrong, or nothing.
@@ -193,6 +203,71 @@ inline std::string check(const Case& test, const Run& run) {
   Buffer<float> sinks(size(1, test.query_heads), -std::numeric_limits<float>::infinity());
   for (size_t i = 0; i + 1 < sinks.count || i == 0; ++i) sinks.data[i] = 2.0f - 1.5f * static_cast<float>(i);
   if (test.sinks) p.sinks = sinks.data;
+  Buffer<float> slopes(size(1, test.query_heads), 0.0f);
+  for (size_t i = 0; i < slopes.count; ++i) slopes.data[i] = 0.03f / static_cast<float>(i + 1);
+  if (test.slopes) p.slopes = slopes.data;
+  if (test.dropout > 0) {
+    p.dropout_threshold = static_cast<uint32_t>(test.dropout * 256);
+    p.dropout_scale = 256.0f / static_cast<float>(256 - p.dropout_threshold);
+    p.dropout_seed = 0x123456789abcdef0u, p.dropout_offset = (uint64_t{3} << 40) + 7;
+  }
+  const auto is_kept = [&](int64_t row, int head, int key) {
+    const uint4 counter = {static_cast<uint32_t>(key / 16), static_cast<uint32_t>(row),
+                           static_cast<uint32_t>(head) | static_cast<uint32_t>(p.dropout_offset >> 32) << 16,
+                           static_cast<uint32_t>(p.dropout_offset)};
+    const uint4 words = nvb::philox4x32_10(
+        counter, {static_cast<uint32_t>(p.dropout_seed), static_cast<uint32_t>(p.dropout_seed >> 32)});
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    return (word[key % 16 / 4] >> (key % 4 * 8) & 0xff) >= p.dropout_threshold;
+  };
+
+  // [head, row, key], with keys of the longest sequence; of bits words of 32 keys.
+  const int mask_columns = test.mask == NVB_I32 ? (capacity - kGap + 31) / 32 : capacity - kGap;
+  const int mask_heads = test.mask_of_heads ? test.query_heads : 1;
+  const int64_t mask_elements = test.mask == 0 ? 0 : int64_t{mask_heads} * query_rows * mask_columns;
+  Buffer<uint32_t> mask(static_cast<size_t>(std::max<int64_t>(1, mask_elements)), 0);
+  const auto mask_at = [&](int head, int64_t row) {
+    return ((test.mask_of_heads ? head : 0) * query_rows + row) * mask_columns;
+  };
+  if (test.mask != 0) {
+    p.mask = mask.data, p.mask_dtype = test.mask;
+    p.mask_row_stride = p.mask_sequence_stride = mask_columns;
+    p.mask_head_stride = test.mask_of_heads ? int64_t{query_rows} * mask_columns : 0;
+  }
+  std::mt19937 mask_random(11);
+  for (int64_t at = 0; at < mask_elements; ++at) {
+    const int64_t row = at / mask_columns, column = at % mask_columns;
+    // Areas of 128 rows and 128 keys: none, all, some.
+    const int64_t kind = (row / 128 * 5 + (test.mask == NVB_I32 ? column / 4 : column / 128)) % 3;
+    const uint32_t drawn = static_cast<uint32_t>(mask_random());
+    if (test.mask == NVB_I32) {
+      mask.data[at] = kind == 0 ? 0 : kind == 1 ? ~0u : drawn & static_cast<uint32_t>(mask_random());
+      continue;
+    }
+    const float number = kind == 0 || drawn % 5 == 0 ? -std::numeric_limits<float>::infinity()
+                                                     : static_cast<float>(drawn % 1000) / 250.0f - 2.0f;
+    if (test.mask == NVB_F32) {
+      std::memcpy(&mask.data[at], &number, 4);
+    } else {
+      const uint16_t bits = to_bits(test.mask, number);
+      std::memcpy(reinterpret_cast<uint16_t*>(mask.data) + at, &bits, 2);
+    }
+  }
+  // What a mask adds to a score.
+  const auto mask_of = [&](int head, int64_t row, int key) {
+    const int64_t at = mask_at(head, row);
+    if (test.mask == NVB_I32) {
+      return (mask.data[at + key / 32] >> (key % 32) & 1) != 0 ? 0.0 : -std::numeric_limits<double>::infinity();
+    }
+    float number;
+    std::memcpy(&number, &mask.data[test.mask == NVB_F32 ? at + key : 0], 4);
+    if (test.mask != NVB_F32) number = from_bits(test.mask, reinterpret_cast<const uint16_t*>(mask.data)[at + key]);
+    return double{number};
+  };
+  // A word for 32 tiles of 64 keys or more.
+  const int tile_words = (capacity + 2047) / 2048;
+  Buffer<uint32_t> mask_tiles(size(query_rows * mask_heads * 2, tile_words), 0xdeadbeef);
+  if (test.mask == NVB_I32 && test.mask_tiles) p.mask_tiles = mask_tiles.data;
   const auto scale_of = [&](int tensor, int head) { return scales.data[tensor * test.kv_heads + head]; };
 
   p.query = query.at(0), p.key = key.at(0), p.value = value.at(0), p.output = output.data, p.lse = lse.data;
@@ -247,10 +322,17 @@ inline std::string check(const Case& test, const Run& run) {
     }
   }
 
-  const Regions regions = {
-      {query.at(0), query.buffer.count * 2}, {key.at(0), key.buffer.count * 2}, {value.at(0), value.buffer.count * 2},
-      {output.data, output.count * 4},       {lse.data, lse.count * 4},         {table.data, table.count * 4},
-      {scales.data, scales.count * 4},       {sinks.data, sinks.count * 4}};
+  const Regions regions = {{query.at(0), query.buffer.count * 2},
+                           {key.at(0), key.buffer.count * 2},
+                           {value.at(0), value.buffer.count * 2},
+                           {output.data, output.count * 4},
+                           {lse.data, lse.count * 4},
+                           {table.data, table.count * 4},
+                           {scales.data, scales.count * 4},
+                           {sinks.data, sinks.count * 4},
+                           {slopes.data, slopes.count * 4},
+                           {mask.data, mask.count * 4},
+                           {mask_tiles.data, mask_tiles.count * 4}};
   const std::string failed = run(p, test, regions);
   if (!failed.empty()) return failed;
 
@@ -281,6 +363,9 @@ inline std::string check(const Case& test, const Run& run) {
           }
           score *= static_cast<double>(p.scale) * scale_of(0, kv_head) * scale_of(1, kv_head);
           if (test.soft_cap > 0) score = test.soft_cap * std::tanh(score / test.soft_cap);
+          if (test.slopes) score -= double{slopes.data[head]} * std::abs(position - k);
+          if (test.mask != 0) score += mask_of(head, token, k);
+          if (score == -std::numeric_limits<double>::infinity()) continue;
           scores.push_back(score);
           seen.push_back(k);
           maximum = std::max(maximum, score);
@@ -295,9 +380,12 @@ inline std::string check(const Case& test, const Run& run) {
         for (size_t k = 0; k < scores.size(); ++k) {
           const double p_k = std::exp(scores[k] - maximum);
           sum += p_k;
+          if (test.dropout > 0 && !is_kept(token, head, seen[k])) continue;
+          const double weight = test.dropout > 0 ? p_k * double{p.dropout_scale} : p_k;
           const int64_t of_value = kv_at(sequence, kv_head, seen[k]);
           for (int d = 0; of_value >= 0 && d < test.value_dim; ++d) {
-            expected[static_cast<size_t>(d)] += p_k * scale_of(2, kv_head) * values[static_cast<size_t>(of_value + d)];
+            expected[static_cast<size_t>(d)] +=
+                weight * scale_of(2, kv_head) * values[static_cast<size_t>(of_value + d)];
           }
         }
         const int64_t at = token * p.output_token_stride + head * p.output_head_stride;
@@ -365,6 +453,35 @@ inline void add_terms(
     one.prefix = 260, one.window = 150, one.sinks = true;
   });
   add("prefix, chunks", {{300, 420}}, [&](Case& one) { causal(one), one.prefix = 260, one.chunk = 128; });
+  for (const int head_dim : {40, 64, 128, 256}) {
+    const auto with = [&](const std::function<void(Case&)>& change) {
+      return [&, change](Case& one) {
+        one.head_dim = one.value_dim = head_dim;
+        one.query_heads = 4, one.kv_heads = 2;
+        change(one);
+      };
+    };
+    const std::vector<Lengths> some = {{200, 470}, {0, 0}, {3, 5}, {140, 20}, {1, 129}};
+    add("slopes", some, with([&](Case& one) { one.causal = one.slopes = true; }));
+    add("slopes full, soft cap", {{70, 300}}, with([&](Case& one) { one.slopes = true, one.soft_cap = 4; }));
+    for (const bool mask_tiles : {false, true}) {
+      add("bits", some, with([&](Case& one) { one.mask = NVB_I32, one.mask_tiles = mask_tiles; }));
+    }
+    add("bits of heads", {{270, 400}}, with([&](Case& one) { one.mask = NVB_I32, one.mask_of_heads = true; }));
+    add("bits, causal, window, sinks", {{270, 900}, {5, 2200}},
+        with([&](Case& one) { one.mask = NVB_I32, one.causal = true, one.window = 500, one.sinks = true; }));
+    add("bits in pages", {{200, 470}, {3, 700}}, with([&](Case& one) { one.mask = NVB_I32, one.page_tokens = 24; }));
+    for (const uint32_t mask : {NVB_F32, NVB_F16, NVB_BF16}) {
+      add("mask", some, with([&](Case& one) { one.mask = mask; }));
+    }
+    add("mask of heads, causal", {{140, 200}},
+        with([&](Case& one) { one.mask = NVB_F16, one.mask_of_heads = one.causal = true, one.soft_cap = 3; }));
+    add("dropout", some, with([&](Case& one) { one.dropout = 0.3f; }));
+    add("dropout, causal, sinks, slopes", some, with([&](Case& one) {
+          one.dropout = 0.9f, one.causal = one.sinks = one.slopes = true, one.f32_output = true;
+        }));
+    add("dropout, bits", some, with([&](Case& one) { one.dropout = 0.1f, one.mask = NVB_I32, one.dtype = NVB_F16; }));
+  }
   for (const int head_dim : {64, 256}) {
     add("sinks, chunks, prefix", {{200, 270}, {60, 81}}, [&](Case& one) {
       causal(one);

@@ -43,6 +43,12 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   const float* const scales = static_cast<const float*>(to_device(regions.scales));
   const float* const sinks = static_cast<const float*>(to_device(regions.sinks));
   if (test.sinks) p.sinks = sinks;
+  const float* const slopes = static_cast<const float*>(to_device(regions.slopes));
+  if (test.slopes) p.slopes = slopes;
+  const void* const mask = to_device(regions.mask);
+  if (test.mask != 0) p.mask = mask;
+  uint32_t* const mask_tiles = static_cast<uint32_t*>(to_device(regions.mask_tiles));
+  if (p.mask_tiles != nullptr) p.mask_tiles = mask_tiles;
   const int32_t* const table = static_cast<const int32_t*>(to_device(regions.table));
   if (test.page_tokens > 0) p.placement.pages = table;
   if (test.scales) {
@@ -63,7 +69,8 @@ inline std::string run_twice(const nvb_attention_prefill_params& host, const Cas
   if (wrong.empty() && std::memcmp(first.data(), regions.output.data, first.size()) != 0) wrong = "two runs differ";
   for (const void* device :
        {p.query, p.key, p.value, static_cast<const void*>(p.output), static_cast<const void*>(p.lse),
-        static_cast<const void*>(scales), static_cast<const void*>(sinks), static_cast<const void*>(table)}) {
+        static_cast<const void*>(scales), static_cast<const void*>(sinks), static_cast<const void*>(table),
+        static_cast<const void*>(slopes), mask, static_cast<const void*>(mask_tiles)}) {
     MUST(cudaFree(const_cast<void*>(device)));
   }
   return wrong;

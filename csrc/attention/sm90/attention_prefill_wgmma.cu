@@ -18,6 +18,9 @@ NVB_EXTERN(D128_FULL);
 NVB_EXTERN(D192);
 NVB_EXTERN(D192_128);
 NVB_EXTERN(D256);
+NVB_EXTERN(D64_SCORES);
+NVB_EXTERN(D128_SCORES);
+NVB_EXTERN(D256_SCORES);
 #undef NVB_EXTERN
 
 namespace {
@@ -42,6 +45,10 @@ constexpr int kShort = 768;
 // Calls `run` with the tile.
 template <typename Run>
 auto with_tile(const nvb_attention_prefill_params& p, const Run& run) {
+  if (has_score_terms(p)) {
+    if (p.head_dim <= 64) return run(tiles::D64_SCORES());
+    return p.head_dim <= 128 ? run(tiles::D128_SCORES()) : run(tiles::D256_SCORES());
+  }
   const bool full = !p.causal && p.window == 0 && p.chunk == 0;
   if (p.head_dim <= 64 && !full && longest(p) <= kShort) return run(tiles::D64_SHORT());
   if (p.head_dim <= 64) return run(tiles::D64());
@@ -75,6 +82,8 @@ extern "C" int32_t nvb_cuda_attention_prefill_wgmma_supports(const nvb_attention
   *shape = {};
   wgmma::with_tile(
       *params, [&](auto tile) { shape->tile_rows = decltype(tile)::kRows, shape->tile_keys = decltype(tile)::kKeys; });
+  shape->finds_mask_tiles =
+      params->mask != nullptr && params->mask_dtype == NVB_I32 && !nvb::has_device_lengths(*params);
   return wgmma::supports(*params, *launch);
 }
 

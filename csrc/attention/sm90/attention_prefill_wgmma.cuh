@@ -21,7 +21,9 @@
 #pragma once
 
 #include "../../common/programmatic_launch.cuh"
+#include "attention_prefill_mask_tiles.cuh"
 #include "attention_prefill_wgmma_copy.cuh"
+#include "attention_prefill_wgmma_scores.cuh"
 #include "attention_prefill_wgmma_softmax.cuh"
 #include "attention_prefill_wgmma_work.cuh"
 
@@ -76,7 +78,7 @@ __device__ __forceinline__ void clear_all(const Arguments& arguments, Shared<Til
       __syncwarp();
       if (lane == 0) barrier_arrive(&shared.value_full[stage]);
     }
-    stage = (stage + work.end - work.first) % Tile::kStages;
+    stage = (stage + count_tiles<Tile>(arguments, work)) % Tile::kStages;
   }
 }
 
@@ -111,6 +113,8 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     float scaled[2];
 #pragma unroll
     for (int i = 0; i < Tile::kValueDim / 2; ++i) output[i] = 0.0f;
+    const ScoreTerms<Tile> terms(arguments, work, row, column);
+    const auto before = [&](int tile) { return tile_before<Tile>(arguments, work, tile); };
 
     const auto multiply_keys = [&] {
       const uint64_t b = key_matrix + keys.stage * (Tile::kKeyBytes >> 4);
@@ -145,6 +149,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
 #pragma unroll
           for (int i = 0; i < kKeys / 2; ++i) score[i] = tanh_fast(score[i] * arguments.cap_factor);
         }
+        terms.change_scores(score, work, mask, tile);
         if (!masked) return;
         if (tile >= clear_end) mask_last(score, mask, tile * kKeys + column);
         if (tile < clear_first) mask_first(score, mask, tile * kKeys + column);
@@ -165,6 +170,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
       finish_scores(tile, true);
       exponentiate(score, rows, scaled, arguments.exponent_factor);
+      terms.drop_weights(score, tile);
       pack_probabilities<T>(p, score);
 
       // S of one tile beside P . V of the tile after it.
@@ -186,6 +192,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
         exponentiate(score, rows, scaled, arguments.exponent_factor);
+        terms.drop_weights(score, tile);
         // ptxas moves a wait up to the start of its basic block, and nothing would run beside the product. The loop,
         // which is left at once because no sum is negative, puts the exponentials into the block before the wait's.
         do {
@@ -197,13 +204,17 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (__any_sync(0xffffffffu, scaled[0] != 1.0f || scaled[1] != 1.0f)) scale_output(output, scaled);
         pack_probabilities<T>(p, score);
       };
-      --tile;
+      tile = before(tile);
 #pragma unroll 1
       while (tile >= work.first) {
 #pragma unroll 1
-        for (; tile >= work.first && (tile >= clear_end || tile < clear_first); --tile) step(std::true_type());
+        for (; tile >= work.first && (tile >= clear_end || tile < clear_first); tile = before(tile)) {
+          step(std::true_type());
+        }
 #pragma unroll 1
-        for (; tile >= work.first && tile < clear_end && tile >= clear_first; --tile) step(std::false_type());
+        for (; tile >= work.first && tile < clear_end && tile >= clear_first; tile = before(tile)) {
+          step(std::false_type());
+        }
       }
 
       // P . V of the first tile.
@@ -275,6 +286,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <typename T, typename Tile>
 cudaError_t launch_tile(const Arguments& arguments, int blocks, const nvb_launch& launch) {
   static_assert(sizeof(Shared<Tile>) <= 227 * 1024, "what a block can have");
+  if constexpr (Tile::kTakesScoreTerms) {
+    if (arguments.with_terms.terms.mask_tiles != nullptr) {
+      const cudaError_t error = launch_mask_tiles<Tile>(arguments, launch);
+      if (error != cudaSuccess) return error;
+    }
+  }
   const auto kernel = attention_prefill_wgmma<T, Tile>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared<Tile>));

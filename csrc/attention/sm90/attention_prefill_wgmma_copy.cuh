@@ -43,6 +43,8 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Memory& sha
       values.advance();
     };
 
+    const auto before = [&](int tile) { return tile_before<Tile>(arguments, work, tile); };
+
     copy_keys(work.end - 1);
 #pragma unroll
     for (int warpgroup = 0; warpgroup < Tile::kConsumers; ++warpgroup) {
@@ -56,10 +58,12 @@ __device__ __forceinline__ void copy_all(const Arguments& arguments, Memory& sha
       }
     }
     query_parity ^= 1;
+    int of_values = work.end - 1;
 #pragma unroll 1
-    for (int tile = work.end - 2; tile >= work.first; --tile) {
+    for (int tile = before(of_values); tile >= work.first; tile = before(tile)) {
       copy_keys(tile);
-      copy_values(tile + 1);
+      copy_values(Tile::kTakesScoreTerms ? of_values : tile + 1);
+      of_values = tile;
     }
     copy_values(work.first);
   }
@@ -111,7 +115,10 @@ __device__ __forceinline__ void copy_paged(const Arguments& arguments, Memory& s
       values.advance();
     };
 
-    Box of_keys = find_box(work.end - 1);
+    const auto before = [&](int tile) { return tile_before<Tile>(arguments, work, tile); };
+
+    int last = work.end - 1;
+    Box of_keys = find_box(last);
     copy_keys(of_keys);
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < Tile::kConsumers; ++warpgroup) {
@@ -127,11 +134,12 @@ __device__ __forceinline__ void copy_paged(const Arguments& arguments, Memory& s
     }
     query_parity ^= 1;
 #pragma unroll 1
-    for (int tile = work.end - 2; tile >= work.first; --tile) {
+    for (int tile = before(last); tile >= work.first; tile = before(tile)) {
       const Box of_values = of_keys;
       of_keys = find_box(tile);
       copy_keys(of_keys);
-      copy_values(tile + 1, of_values);
+      copy_values(Tile::kTakesScoreTerms ? last : tile + 1, of_values);
+      last = tile;
     }
     copy_values(work.first, of_keys);
   }

@@ -46,8 +46,14 @@ inline int prefix_of(const nvb_attention_prefill_params& p) {
 
 // Which of what changes the softmax the kernels' terms have.
 inline bool supports_terms(const nvb_attention_prefill_params& p) {
-  return p.slopes == nullptr && p.tree_parents == nullptr && p.chunk >= 0 &&
-         (has_device_lengths(p) || p.sequences <= WithTerms::kMostSequences) && prefix_of(p) >= 0;
+  if (p.tree_parents != nullptr || p.chunk < 0 || prefix_of(p) < 0) return false;
+  // Random numbers count rows as the lse does.
+  if (p.dropout_threshold > 0 && p.lse_sequence_stride * p.query_token_stride != p.query_sequence_stride) return false;
+  return has_device_lengths(p) || p.sequences <= WithTerms::kMostSequences;
+}
+// Whether there is what changes single scores or weights.
+inline bool has_score_terms(const nvb_attention_prefill_params& p) {
+  return p.slopes != nullptr || p.mask != nullptr || p.dropout_threshold > 0;
 }
 
 // The factor is 2^shift / chunk rounded up. It errs by less than chunk / 2^shift of itself, and as positions are below
@@ -58,7 +64,19 @@ inline Terms terms_of(const nvb_attention_prefill_params& p) {
   while (chunk > int64_t{1} << (shift - 31)) ++shift;
   const uint64_t power = uint64_t{1} << shift;
   const uint64_t factor = chunk == 0 ? 0 : (power + static_cast<uint64_t>(chunk) - 1) / static_cast<uint64_t>(chunk);
-  return {p.sinks, prefix_of(p), chunk, static_cast<uint32_t>(factor), shift};
+  Terms terms = {};
+  terms.sinks = p.sinks, terms.slopes = p.slopes;
+  terms.prefix = prefix_of(p);
+  terms.chunk = chunk, terms.chunk_factor = static_cast<uint32_t>(factor), terms.chunk_shift = shift;
+  terms.mask = p.mask, terms.mask_dtype = p.mask_dtype;
+  terms.mask_sequence_stride = p.mask_sequence_stride;
+  terms.mask_row_stride = p.mask_row_stride, terms.mask_head_stride = p.mask_head_stride;
+  terms.rows_per_start = static_cast<int32_t>(std::max<int64_t>(1, p.query_sequence_stride / p.query_token_stride));
+  terms.dropout_offsets = p.dropout_offsets;
+  terms.dropout_seed = p.dropout_seed, terms.dropout_offset = p.dropout_offset;
+  terms.dropout_threshold = p.dropout_threshold;
+  terms.dropout_scale = p.dropout_threshold > 0 ? p.dropout_scale : 1.0f;
+  return terms;
 }
 
 // Whether the sequence's first key, or value, is a token of the map.
@@ -112,7 +130,7 @@ inline bool supports_shape(const nvb_attention_prefill_params& p, int bytes, con
   if (p.placement.ring_tokens != 0 || (paged && (p.placement.page_tokens % 8 != 0 || p.placement.page_count < 1))) {
     return false;
   }
-  if (p.mask != nullptr || !has_rows_in_step(p)) return false;
+  if (!has_rows_in_step(p)) return false;
   const int multiple = 16 / bytes;
   if (p.head_dim < multiple || p.head_dim > 256 || p.head_dim % multiple != 0 || p.value_dim < multiple ||
       p.value_dim > p.head_dim || p.value_dim % multiple != 0 || p.kv_heads < 1 || p.query_heads < 1 ||
@@ -338,9 +356,15 @@ cudaError_t with_arguments(const nvb_attention_prefill_params& p, int bytes, con
   arguments.kv_heads = p.kv_heads;
   arguments.value_dim = p.value_dim;
   arguments.causal = p.causal != 0;
-  if (has_terms(p)) {
-    arguments.has_terms = 1;
-    arguments.with_terms.terms = terms_of(p);
+  if constexpr (Tile::kTakesTerms) {
+    if (has_terms(p)) {
+      arguments.has_terms = 1;
+      arguments.with_terms.terms = terms_of(p);
+    }
+    if (Tile::kTakesScoreTerms && p.mask_dtype == NVB_I32 && !has_device_lengths(p)) {
+      arguments.with_terms.terms.mask_tiles = p.mask_tiles;
+      arguments.with_terms.terms.tile_words = ((longest(p) + Tile::kKeys - 1) / Tile::kKeys + 31) / 32;
+    }
   }
   arguments.parts = static_cast<uint32_t>(std::max(1, p.parts));
   arguments.part_rows = p.part_rows;

@@ -118,7 +118,8 @@ __device__ __forceinline__ void store_rows(const Arguments& arguments, const Wor
     if (arguments.lse != nullptr || arguments.has_terms) {
       end = row_end(rows.maximum[half] * arguments.exponent_factor, total, sinks_of(arguments, work), work.head);
     }
-    const float inverse = end.inverse;
+    float inverse = end.inverse;
+    if (Tile::kTakesScoreTerms) inverse *= arguments.with_terms.terms.dropout_scale;
     const int row = warpgroup * 64 + static_cast<int>(threadIdx.x % 128 / 32) * 16 + half * 8 + lane / 4;
     const bool inside = row < work.rows;
     const int64_t token = work.output_row + row;

@@ -18,13 +18,15 @@
 namespace nvb {
 namespace prefill_wgmma {
 
-// `Consumers` warpgroups multiply; a tile of keys has `Keys` of them.
-template <int HeadDim, int ValueDim, int Consumers, int Keys, bool PingPong>
+// `Consumers` warpgroups multiply; a tile of keys has `Keys` of them. `Scores`: with what changes single scores or
+// weights (attention_prefill_wgmma_scores.cuh).
+template <int HeadDim, int ValueDim, int Consumers, int Keys, bool PingPong, bool Scores = false>
 struct Tile {
   static constexpr int kHeadDim = HeadDim, kValueDim = ValueDim, kConsumers = Consumers, kKeys = Keys;
   // Warpgroups take turns with the tensor cores, so that one multiplies while another exponentiates.
   static constexpr bool kPingPong = PingPong;
   static constexpr bool kTakesTerms = true;
+  static constexpr bool kTakesScoreTerms = Scores;
   static constexpr int kRows = 64 * Consumers;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (Consumers + 1);
@@ -52,6 +54,10 @@ using D128_FULL = Tile<128, 128, 2, 176, true>;
 using D192 = Tile<192, 192, 2, 112, false>;
 using D192_128 = Tile<192, 128, 2, 128, true>;
 using D256 = Tile<256, 256, 2, 80, false>;
+// Words of bits begin with a tile, and blocks of random numbers do.
+using D64_SCORES = Tile<64, 64, 2, 128, true, true>;
+using D128_SCORES = Tile<128, 128, 2, 128, true, true>;
+using D256_SCORES = Tile<256, 256, 2, 64, false, true>;
 }  // namespace tiles
 
 struct Sequence {
@@ -96,9 +102,24 @@ struct Terms {
   // position / chunk is position * chunk_factor / 2^chunk_shift. Divisions made the code a fifth longer.
   uint32_t chunk_factor;
   uint32_t chunk_shift;
+  // Of tiles that take them; as nvb_attention_prefill_params has them.
+  const float* slopes;
+  const void* mask;
+  const uint32_t* mask_tiles;  // which tiles of keys some row sees (attention_prefill_mask_tiles.cuh); null: all
+  const uint32_t* dropout_offsets;
+  int64_t mask_sequence_stride;
+  int64_t mask_row_stride;
+  int64_t mask_head_stride;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  uint32_t dropout_threshold;
+  float dropout_scale;
+  uint32_t mask_dtype;
+  int32_t rows_per_start;  // rows from one sequence's start to the next number's
+  int32_t tile_words;      // of one row of mask_tiles
 };
 struct WithTerms {
-  static constexpr int kMostSequences = NVB_ATTENTION_MAX_SEQUENCES - 2;
+  static constexpr int kMostSequences = NVB_ATTENTION_MAX_SEQUENCES - 8;
   Sequence sequence[kMostSequences];
   Terms terms;
 };
@@ -184,19 +205,90 @@ struct Work {
   int position;  // of the first row
   int first;
   int end;
+  int first_row;  // of the sequence; for score terms
 };
+
+// A row of mask_tiles: a bit for each tile of keys that some of a tile's rows see, and behind it one for each that all
+// of them see whole. It lies where the tile's first row says, with a row for each head where the mask has heads.
+__device__ __forceinline__ const uint32_t* seen_tiles(const Arguments& arguments, const Work& work) {
+  const Terms& terms = arguments.with_terms.terms;
+  int64_t row = work.first_token;
+  if (terms.mask_head_stride != 0) row = row * arguments.query_heads + work.head;
+  return terms.mask_tiles + row * 2 * terms.tile_words;
+}
+
+// From the mask's first element to that of key 0 of a row of the tile.
+__device__ __forceinline__ int64_t mask_offset(const Arguments& arguments, const Work& work, int row) {
+  const Terms& terms = arguments.with_terms.terms;
+  const int start = (work.first_token - work.first_row) / terms.rows_per_start;
+  return start * terms.mask_sequence_stride + work.head * terms.mask_head_stride +
+         (work.first_row + row) * terms.mask_row_stride;
+}
+
+// The last tile with a bit of [first, tile]; first - 1: none.
+__device__ __forceinline__ int last_seen_tile(const uint32_t* seen, int tile, int first) {
+  while (tile >= first) {
+    const uint32_t bits = seen[tile / 32] << (31 - tile % 32);
+    if (bits != 0) return max(tile - __clz(static_cast<int>(bits)), first - 1);
+    tile = tile / 32 * 32 - 1;
+  }
+  return first - 1;
+}
+
+// The first one of [tile, end); end: none.
+__device__ __forceinline__ int first_seen_tile(const uint32_t* seen, int tile, int end) {
+  while (tile < end) {
+    const uint32_t bits = seen[tile / 32] >> (tile % 32);
+    if (bits != 0) return min(tile + __ffs(static_cast<int>(bits)) - 1, end);
+    tile = tile / 32 * 32 + 32;
+  }
+  return end;
+}
+
+// How many of [first, end) have one.
+__device__ __forceinline__ int count_seen_tiles(const uint32_t* seen, int first, int end) {
+  int count = 0;
+  while (first < end) {
+    const int last = min(end, first / 32 * 32 + 32);
+    const uint32_t bits = seen[first / 32] >> (first % 32) << (32 - (last - first));
+    count += __popc(bits);
+    first = last;
+  }
+  return count;
+}
+
+// The next tile of keys that the walk from the last to the first comes to.
+template <typename Tile>
+__device__ __forceinline__ int tile_before(const Arguments& arguments, const Work& work, int tile) {
+  if constexpr (Tile::kTakesScoreTerms) {
+    if (arguments.with_terms.terms.mask_tiles != nullptr) {
+      return last_seen_tile(seen_tiles(arguments, work), tile - 1, work.first);
+    }
+  }
+  return tile - 1;
+}
+
+// How many there are.
+template <typename Tile>
+__device__ __forceinline__ int count_tiles(const Arguments& arguments, const Work& work) {
+  if constexpr (Tile::kTakesScoreTerms) {
+    if (arguments.with_terms.terms.mask_tiles != nullptr) {
+      return count_seen_tiles(seen_tiles(arguments, work), work.first, work.end);
+    }
+  }
+  return work.end - work.first;
+}
 
 // The sinks of a tile's rows, which are terms of their first part alone; null: none.
 __device__ __forceinline__ const float* sinks_of(const Arguments& arguments, const Work& work) {
   return arguments.has_terms && work.output_row == work.first_token ? arguments.with_terms.terms.sinks : nullptr;
 }
 
-// Fills in the work of a tile of rows of a head, and of keys.
+// Fills in where a tile of rows of a head lies.
 template <typename Tile>
-__device__ __forceinline__ void set_work(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
-                                         int part, Work& work) {
+__device__ __forceinline__ void set_place(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
+                                          Work& work) {
   work.first_token = sequence.query_start + first_row;
-  work.output_row = work.first_token + part * arguments.part_rows;
   work.rows = min(Tile::kRows, sequence.query_count - first_row);
   work.head = head;
   work.kv_head = head / (arguments.query_heads / arguments.kv_heads);
@@ -204,6 +296,15 @@ __device__ __forceinline__ void set_work(const Arguments& arguments, const Seque
   work.value_start = sequence.value_start;
   work.kv_length = sequence.kv_length;
   work.position = sequence.kv_length - sequence.query_count + first_row;
+  if (Tile::kTakesScoreTerms) work.first_row = first_row;
+}
+
+// Fills in the work of a tile of rows of a head, and of keys.
+template <typename Tile>
+__device__ __forceinline__ void set_work(const Arguments& arguments, const Sequence& sequence, int head, int first_row,
+                                         int part, Work& work) {
+  set_place<Tile>(arguments, sequence, head, first_row, work);
+  work.output_row = work.first_token + part * arguments.part_rows;
   const int first_key = keys_of_row<Tile>(arguments, work.kv_length, work.position).first;
   const int last_key = keys_of_row<Tile>(arguments, work.kv_length, work.position + work.rows - 1).last;
   const int first = first_key / Tile::kKeys;
@@ -216,6 +317,14 @@ __device__ __forceinline__ void set_work(const Arguments& arguments, const Seque
     // Products of 32 bits: up to 2^30 keys in tiles of 80 or more, and 255 parts.
     work.first = first + static_cast<int>(tiles * part / parts);
     work.end = first + static_cast<int>(tiles * (part + 1) / parts);
+  }
+  if constexpr (Tile::kTakesScoreTerms) {
+    // Both ends are tiles that some row sees.
+    if (arguments.with_terms.terms.mask_tiles != nullptr) {
+      const uint32_t* const seen = seen_tiles(arguments, work);
+      work.end = last_seen_tile(seen, work.end - 1, work.first) + 1;
+      work.first = first_seen_tile(seen, work.first, work.end);
+    }
   }
 }
 

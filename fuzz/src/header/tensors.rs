@@ -120,7 +120,7 @@ impl Tensor {
         let size = match self.dtype {
             1 | 4 => 4,
             2 | 3 => 2,
-            5 | 6 => 1,
+            5..=9 => 1,
             _ => return None,
         };
         let rank = (1..=4).contains(&self.rank).then_some(self.rank as usize)?;

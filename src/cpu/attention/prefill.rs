@@ -20,7 +20,7 @@ use crate::cpu::row::Row;
 use crate::cpu::threads::{Scratch, Threads, SCRATCH_FLOATS};
 use crate::error::Result;
 use crate::operation::attention::mask::{Mask, WORD_KEYS};
-use crate::operation::attention::{AttentionPrefill, Dropout, SequenceSpan, Tree};
+use crate::operation::attention::{AttentionPrefill, Dropout, SequenceSpan, Tree, DROPOUT_KEYS};
 use crate::simd::{dispatch, Kernel, Simd};
 use crate::tensor::{DType, Heads, KvView, MAX_HEAD_DIM, MAX_VALUE_DIM};
 use std::marker::PhantomData;
@@ -180,7 +180,8 @@ struct Tiles<'a, O> {
     dropout: Option<(Dropout, u64)>,
 }
 
-/// Makes 0 of the weights that are dropped, and scales the others. `first`, the key of the first weight, is a multiple of four.
+/// Makes 0 of the weights that are dropped, and scales the others. `first`, the key of the first weight, is a multiple of
+/// `DROPOUT_KEYS`.
 ///
 /// # Safety
 /// `count` weights are readable and writable.
@@ -192,11 +193,11 @@ unsafe fn drop_weights(
     weights: *mut f32,
     count: usize,
 ) {
-    for at in (0..count).step_by(4) {
-        let words = dropout.words(offset, row, head, ((first + at) / 4) as u32);
-        for (i, word) in words.into_iter().enumerate().take(count - at) {
+    for at in (0..count).step_by(DROPOUT_KEYS) {
+        let bytes = dropout.bytes(offset, row, head, ((first + at) / DROPOUT_KEYS) as u32);
+        for (i, byte) in bytes.into_iter().enumerate().take(count - at) {
             let weight = weights.add(at + i);
-            *weight = if word < dropout.threshold { 0.0 } else { *weight * dropout.scale };
+            *weight = if byte < dropout.threshold { 0.0 } else { *weight * dropout.scale };
         }
     }
 }

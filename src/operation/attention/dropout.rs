@@ -1,10 +1,11 @@
 //! Dropout of a prefill's weights: which of them become 0 is a function of a seed, an offset and the weight's place, so that no mask
 //! is stored and a backward pass finds the same one.
 //!
-//! The words of Philox4x32-10 (Salmon et al. 2011) under the seed as key and the counter
-//! [k / 4, row, head | offset high << 16, offset low] are those of the keys k / 4 · 4 to k / 4 · 4 + 3, with the row counted over all
-//! sequences and the query head's number. A weight is dropped where its word is below ⌊p · 2³²⌋; the others, a share of
-//! 1 − ⌊p · 2³²⌋ / 2³² on average, are divided by that share. The lse and the sum that weights are divided by know nothing of it.
+//! The sixteen bytes of Philox4x32-10 (Salmon et al. 2011) under the seed as key and the counter
+//! [k / 16, row, head | offset high << 16, offset low] are those of the keys k / 16 · 16 and on, with the row counted over all
+//! sequences and the query head's number. Of probabilities there are 255, t / 256. A weight is dropped where its byte is below t; the
+//! others, a share of 1 − t / 256 on average, are divided by that share. The lse and the sum that weights are divided by know
+//! nothing of it. Bytes, because the generator with a word for each weight costs more than the two products of attention do.
 
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
@@ -13,13 +14,15 @@ use std::ffi::c_void;
 
 /// The largest offset, and one more.
 pub const OFFSETS: u64 = 1 << 48;
+/// Keys that one block of the generator serves.
+pub const DROPOUT_KEYS: usize = 16;
 /// Heads whose number has room in a counter.
 pub const MAX_DROPOUT_HEADS: usize = 1 << 16;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
-    /// A weight is dropped where its word is below.
-    pub threshold: u32,
+    /// A weight is dropped where its byte is below; at least 1.
+    pub threshold: u8,
     /// What the others are multiplied by.
     pub scale: f32,
     pub seed: u64,
@@ -59,13 +62,14 @@ impl Dropout {
             tensor.expect_shape("dropout_device_offset", &[2])?;
             tensor.expect_readable("dropout_device_offset")?;
         }
-        let threshold = (f64::from(probability) * 4294967296.0) as u32;
-        if threshold == 0 {
+        if probability == 0.0 {
             return Ok(None);
         }
+        // The nearest of the probabilities that there are.
+        let threshold = (probability * 256.0).round().clamp(1.0, 255.0) as u8;
         let device_offset = device_offset.map_or(std::ptr::null_mut(), |tensor| tensor.data);
-        let kept = 1.0 - f64::from(threshold) / 4294967296.0;
-        Ok(Some(Dropout { threshold, scale: (1.0 / kept) as f32, seed, offset, device_offset }))
+        let scale = 256.0 / (256.0 - f32::from(threshold));
+        Ok(Some(Dropout { threshold, scale, seed, offset, device_offset }))
     }
 
     pub fn device_offset(&self) -> Option<Tensor> {
@@ -87,11 +91,12 @@ impl Dropout {
         self.offset.wrapping_add(added) % OFFSETS
     }
 
-    /// The words of keys `four` · 4 to `four` · 4 + 3, at the offset of a run.
+    /// The bytes of keys `block` · 16 and on, at the offset of a run.
     #[inline]
-    pub fn words(&self, run_offset: u64, row: u32, head: u32, four: u32) -> [u32; 4] {
-        let counter = [four, row, head | ((run_offset >> 32) as u32) << 16, run_offset as u32];
-        philox(counter, [self.seed as u32, (self.seed >> 32) as u32])
+    pub fn bytes(&self, run_offset: u64, row: u32, head: u32, block: u32) -> [u8; DROPOUT_KEYS] {
+        let counter = [block, row, head | ((run_offset >> 32) as u32) << 16, run_offset as u32];
+        let words = philox(counter, [self.seed as u32, (self.seed >> 32) as u32]);
+        std::array::from_fn(|i| words[i / 4].to_le_bytes()[i % 4])
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
@@ -125,10 +130,13 @@ mod tests {
 
     #[test]
     fn the_kept_share_and_its_scale_belong_together() {
-        assert_eq!((of(0.0), of(1e-20)), (None, None));
+        assert_eq!(of(0.0), None);
         let half = of(0.5).unwrap();
-        assert_eq!((half.threshold, half.scale), (1 << 31, 2.0));
+        assert_eq!((half.threshold, half.scale), (128, 2.0));
         assert_eq!(of(0.25).unwrap().scale, 4.0 / 3.0);
+        for (probability, threshold) in [(1e-20, 1), (1.4 / 256.0, 1), (1.6 / 256.0, 2), (0.1, 26), (0.9999, 255)] {
+            assert_eq!(of(probability).unwrap().threshold, threshold, "{probability}");
+        }
         for wrong in [-0.1, 1.0, 2.0, f32::NAN, f32::INFINITY] {
             assert!(Dropout::new(wrong, 0, 0, None, 8).unwrap_err().message.contains("dropout"), "{wrong}");
         }
@@ -139,11 +147,11 @@ mod tests {
     #[test]
     fn every_part_of_the_place_counts() {
         let dropout = of(0.5).unwrap();
-        let first = dropout.words(1, 2, 3, 4);
+        let first = dropout.bytes(1, 2, 3, 4);
         for other in [(0, 2, 3, 4), (1 + (1 << 32), 2, 3, 4), (1, 3, 3, 4), (1, 2, 4, 4), (1, 2, 3, 5)] {
-            assert_ne!(dropout.words(other.0, other.1, other.2, other.3), first, "{other:?}");
+            assert_ne!(dropout.bytes(other.0, other.1, other.2, other.3), first, "{other:?}");
         }
-        assert_ne!(Dropout { seed: 7 + (1 << 32), ..dropout }.words(1, 2, 3, 4), first);
+        assert_ne!(Dropout { seed: 7 + (1 << 32), ..dropout }.bytes(1, 2, 3, 4), first);
         let mut words = [5u32, 1];
         let with = Dropout { offset: OFFSETS - 3, device_offset: words.as_mut_ptr().cast(), ..dropout };
         assert_eq!(with.run_offset(), (1 << 32) + 2);

@@ -23,7 +23,7 @@ use crate::operation::{expect_extent, Cost};
 use crate::tensor::{CacheLayer, DType, Heads, Placement, Tensor, MAX_HEAD_DIM, MAX_VALUE_DIM};
 pub use decode::{AttentionDecode, DecodeRope, DecodeRopeArguments, DecodeRows, EMPTY_ROW, MAX_ROWS_PER_SEQUENCE};
 pub use device_lengths::{DeviceLengths, DeviceSource};
-pub use dropout::{philox, Dropout};
+pub use dropout::{philox, Dropout, DROPOUT_KEYS};
 pub use head_terms::HeadTerms;
 pub use prefill::{AttentionPrefill, KeySource, SequenceSpan};
 pub use prefix::{Partial, SharedPrefix};
