@@ -97,8 +97,10 @@ lint: setup ## check formatting, and clippy without a warning
 	tests/gates/layers.py
 	tests/gates/records.py
 	tests/gates/supported.py
+	tests/gates/bindings.py
 	tests/tools/test_records.py
 	tests/tools/test_layers.py
+	tests/tools/test_bindings.py
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" cargo clippy --release --locked --all-targets -- -D warnings
 	cargo clippy --release --locked $(CPU_ONLY) -- -D warnings
 

@@ -12,7 +12,7 @@ import record
 import timing
 import torch
 from case import GEMMA_3_4B, QUICK, Context, run
-from operations import attention, decode_caches, elementwise, embedding, grouped_linear, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
+from operations import attention, attention_reach, decode_caches, elementwise, embedding, grouped_linear, linear, linear_large, linear_quantized, memory, rms_norm, rope, sampling
 
 ROWS = (1, 4, 8, 16, 64, 512, 4096)
 TOKENS = (1, 64, 4096)
@@ -44,7 +44,9 @@ SECTIONS = {
     "decode_unequal": lambda c: decode_caches.unequal(c, DECODE_DIMENSIONS, 32, 128, 16384),
     "decode_rows": lambda c: decode_caches.rows(c, DECODE_DIMENSIONS, (4,), ((1, 4096), (64, 4096))),
     "decode_pages": lambda c: decode_caches.pages(c, DECODE_DIMENSIONS, 16, DECODE_BATCHES),
+    "decode_rows_of_scales": lambda c: attention_reach.caches(c, ("int8", "q8_0", "q4_0"), DECODE_DIMENSIONS[:1], ((1, 4096), (8, 8192), (64, 4096))),
     "prefill": lambda c: attention.prefill(c, PREFILL_DIMENSIONS, PREFILL_LENGTHS, 16384),
+    "prefill_masks": lambda c: attention_reach.masks(c, 16384, PREFILL_DIMENSIONS),
     "prefill_model": lambda c: attention.prefill_model(c, (512, 4096)),
     "rms_norm": lambda c: rms_norm.rms_norm(c, TOKENS, [(16384, 4096)]),
     "rope": lambda c: rope.rope(c, (1, 64, 4096), [(16384, 12, 4)]),
@@ -69,7 +71,9 @@ QUICK_SECTIONS = SECTIONS | {
     "decode_unequal": lambda c: decode_caches.unequal(c, ((16, 4, 2),), 4, 5, 60),
     "decode_rows": lambda c: decode_caches.rows(c, ((16, 4, 2),), (4,), ((1, 40), (3, 17))),
     "decode_pages": lambda c: decode_caches.pages(c, ((16, 4, 2),), 16, ((1, 40), (3, 17))),
+    "decode_rows_of_scales": lambda c: attention_reach.caches(c, ("int8", "q8_0", "q4_0"), ((32, 4, 2),), ((1, 40), (3, 17))),
     "prefill": lambda c: attention.prefill(c, ((16, 2), (64, 1)), (32, 64), 64),
+    "prefill_masks": lambda c: attention_reach.masks(c, 320, ((32, 2),)),
     "prefill_model": lambda c: attention.prefill_model(c, (33,)),
     "softmax": lambda c: elementwise.softmax(c, ((1, 1000), (70, 64))),
 }

@@ -19,6 +19,8 @@ import torch
 
 ACTIVATIONS = {"none": 0, "gelu_tanh": 1, "gelu_erf": 2, "silu": 3}
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.int32: 4, torch.float8_e4m3fn: 5}
+# Of caches, whose rows have scales of their own.
+ROW_DTYPES = {"int8": 7, "q8_0": 8, "q4_0": 9}
 FORMATS = {None: 0, "bf16": 1, "f16": 2, "fp8_e4m3": 3, "fp8_e5m2": 4, "int8": 5, "int4": 6}
 STACKED, GATED = 0, 1
 SOURCE_DEVICE = 1
@@ -66,18 +68,22 @@ LinearCase = options(
     "LinearCase", ("weight", c_void_p), *fields(c_uint64, "rows columns depth"),
     *fields(c_uint32, "input_dtype output_dtype activation bias format granularity group_size zero_points arrangement residual"))
 KvCacheOptions = options("KvCacheOptions", *fields(
-    c_uint32, "layers sequences kv_heads head_dim value_dim values_in_keys capacity dtype page_tokens pages window max_append"),
+    c_uint32, "layers sequences kv_heads head_dim value_dim values_in_keys capacity dtype value_dtype page_tokens pages window max_append"),
     ("memory", c_void_p), ("memory_count", c_size_t), *fields(Tensor, "key_scales value_scales"))
 AttentionOptions = options(
     "AttentionOptions", *fields(c_uint32, "query_heads kv_heads head_dim value_dim window"), *fields(c_float, "scale soft_cap"),
-    ("bidirectional", c_uint32))
+    *fields(c_uint32, "bidirectional chunk sink_tokens"))
 AttentionPrefillArgs = options(
     "AttentionPrefillArgs", *fields(Tensor, "query output lse"), ("query_starts", POINTER(c_int32)), ("sequence_count", c_size_t),
     ("cache", c_void_p), *fields(POINTER(c_int32), "sequences kv_lengths"), *fields(Tensor, "key value"),
-    ("key_starts", POINTER(c_int32)), *fields(c_uint32, "layer reserved"))
+    ("key_starts", POINTER(c_int32)), *fields(c_uint32, "layer reserved"), *fields(Tensor, "page_table mask query_scale key_scale value_scale"),
+    *fields(Tensor, "device_query_starts device_key_starts device_kv_lengths device_sequences"), *fields(c_uint32, "max_query_rows max_kv_length"),
+    *fields(Tensor, "sinks alibi_slopes"), ("prefix_lengths", POINTER(c_int32)), *fields(Tensor, "tree_parents dropout_device_offset"),
+    *fields(c_uint64, "dropout_seed dropout_offset"), ("dropout", c_float), ("reserved_dropout", c_uint32))
 AttentionDecodeArgs = options(
     "AttentionDecodeArgs", *fields(Tensor, "query output lse"), ("cache", c_void_p), *fields(Tensor, "positions sequences"),
-    *fields(c_uint32, "layer max_kv_length rows_per_sequence reserved"), ("page_table", Tensor))
+    *fields(c_uint32, "layer max_kv_length rows_per_sequence reserved"), *fields(Tensor, "page_table key value query_norm key_norm"),
+    ("rotary_dim", c_uint32), *fields(c_float, "base position_scale query_scale epsilon weight_offset"), *fields(Tensor, "sinks alibi_slopes"))
 EmbeddingArgs = options(
     "EmbeddingArgs", ("tokens", Tensor), ("table", c_void_p), ("output", Tensor), ("scale", c_float), ("reserved", c_uint32))
 RmsNormArgs = options(
@@ -88,7 +94,7 @@ LinearArgs = options(
     ("quantized_input", QuantizedRows), ("residual", Tensor), ("quantized_output", QuantizedRows))
 GroupedLinearArgs = options(
     "GroupedLinearArgs", *fields(Tensor, "input expert_offsets"), ("weight", c_void_p), *fields(Tensor, "bias output"),
-    *fields(c_uint32, "activation reserved"))
+    *fields(c_uint32, "activation experts"))
 GatedActivationArgs = options("GatedActivationArgs", *fields(Tensor, "gate up output"), *fields(c_uint32, "activation reserved"))
 RopeArgs = options(
     "RopeArgs", *fields(Tensor, "query query_output query_norm key key_output key_norm value positions sequences"),
@@ -234,7 +240,9 @@ class Backend(Handle):
             self.tuned.add(bytes(case))
 
     def kv_cache(self, dtype, **shape):
-        return self.child("nvb_kv_cache", "create", byref(KvCacheOptions(dtype=DTYPES[dtype], **shape)))
+        """`dtype` of torch, or a name of ROW_DTYPES."""
+        number = ROW_DTYPES[dtype] if dtype in ROW_DTYPES else DTYPES[dtype]
+        return self.child("nvb_kv_cache", "create", byref(KvCacheOptions(dtype=number, **shape)))
 
     def reserve(self, cache, sequence, tokens):
         """Gives a sequence of `cache` room for `tokens` tokens."""
@@ -258,11 +266,13 @@ class Backend(Handle):
         pointers = {key: value.pointer if isinstance(value, Handle) else value for key, value in arguments.items()}
         return self.prepare(f"nvb_{name}", self, OPERATIONS[name](**pointers), arguments)
 
-    def attention_prefill(self, attention, query_starts, key_starts, **tensors):
-        """Prepares a prefill against key and value tensors [T, kv_heads, head_dim]."""
+    def attention_prefill(self, attention, query_starts, key_starts, prefix_lengths=None, **others):
+        """Prepares a prefill against key and value tensors [T, kv_heads, head_dim]. `others` are further fields of its arguments."""
         starts, keys = int32_array(query_starts), int32_array(key_starts)
-        arguments = AttentionPrefillArgs(query_starts=starts, sequence_count=len(query_starts) - 1, key_starts=keys, **tensors)
-        return self.prepare("nvb_attention_prefill", attention, arguments, (starts, keys, tensors))
+        if prefix_lengths is not None:
+            others["prefix_lengths"] = int32_array(prefix_lengths)
+        arguments = AttentionPrefillArgs(query_starts=starts, sequence_count=len(query_starts) - 1, key_starts=keys, **others)
+        return self.prepare("nvb_attention_prefill", attention, arguments, (starts, keys, others))
 
     def attention_chunk(self, attention, cache, query_starts, sequences, kv_lengths, layer=0, **tensors):
         """Prepares a prefill of query rows that are the last of their sequences in `cache`."""

@@ -10,7 +10,7 @@ FP8 = torch.float8_e4m3fn
 
 class Filled:
     """A cache whose sequences hold `lengths` random tokens in each layer. `keys` and `values` are of each layer what the cache
-    holds: [tokens of all sequences, kv_heads, head_dim]."""
+    holds, but for the rounding of rows with scales of their own: [tokens of all sequences, kv_heads, head_dim]."""
 
     def __init__(self, context, lengths, kv_heads, head_dim, layers, dtype, page_tokens=0):
         self.context, self.lengths, self.layers = context, lengths, layers
@@ -32,8 +32,9 @@ class Filled:
             k, v = (context.randn(len(positions), kv_heads, head_dim) for _ in range(2))
             context.backend.operation(
                 "kv_cache_append", key=k, value=v, positions=positions, sequences=sequences, cache=self.cache, layer=layer)()
-            self.keys.append(k.to(dtype))
-            self.values.append(v.to(dtype))
+            stored = dtype if isinstance(dtype, torch.dtype) else context.dtype
+            self.keys.append(k.to(stored))
+            self.values.append(v.to(stored))
 
     def decode(self, query_heads, rows=1):
         """Calls of the layers with the last `rows` tokens of each sequence as queries, the output, and a check of a layer."""

@@ -10,7 +10,7 @@ if [ -x "$nvcc" ]; then
   # A toolkit out of packages has its libraries beside bin/, and not all of them.
   libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
   flags=(-std=c++17 -O3 --expt-relaxed-constexpr -Icsrc -Itests/gpu -gencode "arch=compute_90a,code=sm_90a")
-  for tile in D64 D64_SHORT D96 D128 D128_FULL D192 D192_128 D256; do
+  for tile in D64 D64_SHORT D96 D128 D128_FULL D192 D192_128 D256 D64_SCORES D128_SCORES D256_SCORES; do
     unit=target/gpu/attention_prefill_wgmma_$tile
     {
       echo '#include "attention/sm90/attention_prefill_wgmma.cuh"'

@@ -21,7 +21,7 @@
 #pragma once
 
 #include "../../common/programmatic_launch.cuh"
-#include "attention_prefill_mask_tiles.cuh"
+#include "attention_prefill_find_mask_tiles.cuh"
 #include "attention_prefill_wgmma_copy.cuh"
 #include "attention_prefill_wgmma_scores.cuh"
 #include "attention_prefill_wgmma_softmax.cuh"
