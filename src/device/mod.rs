@@ -32,6 +32,33 @@ pub enum CopyKind {
     DeviceToDevice,
 }
 
+/// Rows of as many bytes each, whose starts lie steps apart.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsCopy {
+    pub to: *mut c_void,
+    pub to_step: usize,
+    pub from: *const c_void,
+    pub from_step: usize,
+    pub bytes: usize,
+    pub rows: usize,
+    pub kind: CopyKind,
+}
+
+impl RowsCopy {
+    /// One copy after the other.
+    ///
+    /// # Safety
+    /// As of [`Device::copy`], for each row.
+    pub unsafe fn copy_each(&self, device: &(impl Device + ?Sized), stream: RawHandle) -> Result<()> {
+        (0..self.rows).try_for_each(|row| {
+            let to = self.to.wrapping_byte_add(row * self.to_step);
+            let from = self.from.wrapping_byte_add(row * self.from_step);
+            // SAFETY: the caller's contract.
+            unsafe { device.copy(to, from, self.bytes, self.kind, stream) }
+        })
+    }
+}
+
 /// How unified memory will be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManagedAdvice {
@@ -72,6 +99,14 @@ pub trait Device: Send + Sync {
         kind: CopyKind,
         stream: RawHandle,
     ) -> Result<()>;
+    /// The same for rows, one after the other where the device has nothing better.
+    ///
+    /// # Safety
+    /// As of `copy`, for each row.
+    unsafe fn copy_rows(&self, rows: &RowsCopy, stream: RawHandle) -> Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { rows.copy_each(self, stream) }
+    }
     /// # Safety
     /// The range is valid for `bytes` in the device's memory.
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()>;

@@ -21,7 +21,7 @@ extern "C" {
 
 /// What the executor and the device query call. Drivers for the CUDA version that this library is built with have all
 /// of them.
-const FUNCTIONS: [&CStr; 41] = [
+const FUNCTIONS: [&CStr; 42] = [
     c"cuInit",
     c"cuDriverGetVersion",
     c"cuDeviceGetCount",
@@ -47,6 +47,7 @@ const FUNCTIONS: [&CStr; 41] = [
     c"cuMemcpyHtoDAsync_v2",
     c"cuMemcpyDtoHAsync_v2",
     c"cuMemcpyDtoDAsync_v2",
+    c"cuMemcpy2DAsync_v2",
     c"cuMemsetD8Async",
     c"cuPointerGetAttribute",
     c"cuStreamCreateWithPriority",

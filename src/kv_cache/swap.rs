@@ -5,9 +5,8 @@
 
 use super::sequences::{expect_held, expect_no_capture, Queue, Sequences};
 use super::{KvCache, KvCacheOptions, Memory};
-use crate::device::CopyKind;
+use crate::device::{CopyKind, RowsCopy};
 use crate::error::{Error, Result};
-use crate::operation::memory_copy::MemoryCopy;
 use crate::stream::{Event, Stream};
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,6 +41,14 @@ struct State {
     done: Event,
     /// In front of them, on the work's stream.
     ready: Event,
+}
+
+/// Memory of a cache that lies evenly in an image: `rows` rows of `bytes` bytes, whose starts lie a step apart.
+struct Part {
+    first: *mut c_void,
+    step: usize,
+    bytes: usize,
+    rows: usize,
 }
 
 impl Swap {
@@ -144,13 +151,14 @@ impl KvCache {
         swap.stream.wait(&state.ready)?;
         state.held = None;
         let mut at = 0;
-        self.for_each_part(&sequences, sequence, tokens, most, &mut |part, bytes| {
-            let to = swap.memory.wrapping_byte_add(at);
-            at += bytes;
+        self.for_each_part(&sequences, sequence, tokens, most, &mut |part| {
+            let (to, kind) = (swap.memory.wrapping_byte_add(at), CopyKind::DeviceToHost);
+            at += part.bytes * part.rows;
             debug_assert!(at <= swap.bytes);
+            let Part { first, step, bytes, rows } = part;
+            let copy = RowsCopy { to, to_step: bytes, from: first, from_step: step, bytes, rows, kind };
             // SAFETY: the part lies in the cache; the image has room, and copies of one stream run in turn.
-            let copy = unsafe { MemoryCopy::new(to, part, bytes, CopyKind::DeviceToHost) };
-            copy.run(&**swap.stream.executor(), swap.stream.raw())
+            unsafe { swap.stream.executor().copy_rows(&copy, swap.stream.raw()) }
         })?;
         state.done.record(&swap.stream)?;
         state.held = Some((Held { tokens, most, bytes: at }, self.options));
@@ -180,12 +188,13 @@ impl KvCache {
             state.ready.record(stream)?;
             swap.stream.wait(&state.ready)?;
             let mut at = 0;
-            self.for_each_part(&sequences, sequence, held.tokens, held.most, &mut |part, bytes| {
-                let from = swap.memory.wrapping_byte_add(at);
-                at += bytes;
+            self.for_each_part(&sequences, sequence, held.tokens, held.most, &mut |part| {
+                let (from, kind) = (swap.memory.wrapping_byte_add(at), CopyKind::HostToDevice);
+                at += part.bytes * part.rows;
+                let Part { first, step, bytes, rows } = part;
+                let copy = RowsCopy { to: first, to_step: step, from, from_step: bytes, bytes, rows, kind };
                 // SAFETY: as in `swap_out`; the part is the sequence's own.
-                let copy = unsafe { MemoryCopy::new(part, from, bytes, CopyKind::HostToDevice) };
-                copy.run(&**swap.stream.executor(), swap.stream.raw())
+                unsafe { swap.stream.executor().copy_rows(&copy, swap.stream.raw()) }
             })?;
             debug_assert_eq!(at, held.bytes);
             state.done.record(&swap.stream)
@@ -221,32 +230,37 @@ impl KvCache {
         of(&self.options) == of(other)
     }
 
-    /// Calls `part` with the addresses and bytes of a sequence's memory, in the order of the image.
+    /// Calls `part` with each part of a sequence's memory, in the order of the image. The heads of a layer's keys, or values, are
+    /// one part: a copy for each head would reach a third of the rate at 256 tokens.
     fn for_each_part(
         &self,
         sequences: &Sequences,
         sequence: usize,
         tokens: usize,
         most: usize,
-        part: &mut dyn FnMut(*mut c_void, usize) -> Result<()>,
+        part: &mut dyn FnMut(Part) -> Result<()>,
     ) -> Result<()> {
         let Memory::Library { allocation, .. } = &self.memory else { return self.expect_library() };
         if let Some(pages) = sequences.pages() {
             let bytes = self.page_bytes();
             let mut row = pages.row(sequence)[..tokens.div_ceil(pages.page_tokens())].iter();
-            return row
-                .try_for_each(|&page| part(allocation.pointer().wrapping_byte_add(page as usize * bytes), bytes));
+            return row.try_for_each(|&page| {
+                let first = allocation.pointer().wrapping_byte_add(page as usize * bytes);
+                part(Part { first, step: bytes, bytes, rows: 1 })
+            });
         }
         let rows = self.options.ring_tokens().map_or(tokens, |ring| ring.min(most));
         for layer in 0..self.options.layers {
             let layer = self.layer(layer)?;
             let views = [layer.key_view(), layer.value_view()];
             for view in &views[..if self.options.values_in_keys { 1 } else { 2 }] {
-                let row_bytes = view.dtype.row_bytes(view.dim);
-                for head in 0..layer.heads {
-                    let first = view.origin(sequence) + head * view.head_stride;
-                    part(view.data.wrapping_byte_add(first * view.dtype.size()), rows * row_bytes)?;
-                }
+                let size = view.dtype.size();
+                part(Part {
+                    first: view.data.wrapping_byte_add(view.origin(sequence) * size),
+                    step: view.head_stride * size,
+                    bytes: rows * view.dtype.row_bytes(view.dim),
+                    rows: layer.heads,
+                })?;
             }
         }
         Ok(())

@@ -295,6 +295,45 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void* queue) 
   return queue_work(__func__, queue, (work){WORK_COPY, to, from, bytes, 0});
 }
 
+// CUDA_MEMCPY2D.
+typedef struct {
+  size_t x, y;
+  int type;  // 1: host, 2: device
+  void* host;
+  uint64_t device;
+  void* array;
+  size_t pitch;
+} rows_of;
+typedef struct {
+  rows_of from, to;
+  size_t width, height;
+} rows_copy;
+
+// A capture of one is refused: nobody makes any.
+int cuMemcpy2DAsync_v2(const rows_copy* asked, void* queue) {
+  call c = begin(__func__, NEEDS_CONTEXT);
+  stream* on = c.runs ? live_stream(c.function, queue) : NULL;
+  if (c.runs && on == NULL) {
+    c.status = INVALID_HANDLE;
+  } else if (on != NULL && *capture_of(on) != NULL) {
+    c.status = violation(c.function, INVALID_VALUE, "a copy of rows in a capture");
+  } else if (on != NULL) {
+    const rows_of *from = &asked->from, *to = &asked->to;
+    const work_kind kind = to->type == 1 ? WORK_COPY_TO_HOST : from->type == 1 ? WORK_COPY_TO_DEVICE : WORK_COPY;
+    const uint64_t to_start = to->type == 1 ? (uint64_t)to->host : to->device;
+    const uint64_t from_start = from->type == 1 ? (uint64_t)from->host : from->device;
+    if (asked->width > from->pitch || asked->width > to->pitch) {
+      c.status = violation(c.function, INVALID_VALUE, "rows that overlap");
+    }
+    for (size_t row = 0; row < asked->height && c.status == SUCCESS; ++row) {
+      const work one = {kind, to_start + row * to->pitch, from_start + row * from->pitch, asked->width, 0};
+      c.status = run_work(&c, &one);
+    }
+    if (c.status == SUCCESS) enqueue(on);
+  }
+  return finish(c);
+}
+
 int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* queue) {
   return queue_work(__func__, queue, (work){WORK_FILL, to, 0, bytes, value});
 }

@@ -35,17 +35,18 @@ int main() {
   CUDA(cudaMalloc(reinterpret_cast<void**>(&device), most));
   CUDA(cudaMallocHost(reinterpret_cast<void**>(&host), most / 2));
   for (const auto& c : cases) {
-    // Where each copy begins on the device, and its bytes.
+    // Where each copy begins on the device; its rows, their bytes and how far they lie apart.
     std::vector<size_t> places;
-    size_t bytes;
+    size_t bytes, rows = 1, step = 0;
     if (c.page > 0) {
       bytes = size_t{2} * kLayers * kHeads * c.page * c.row_bytes;
       for (int i = 0; i < c.tokens / c.page; ++i) places.push_back((i * 7 % (c.tokens / c.page)) * bytes);
     } else {
       bytes = static_cast<size_t>(c.tokens) * c.row_bytes;
-      for (int i = 0; i < 2 * kLayers * kHeads; ++i) places.push_back(static_cast<size_t>(i) * kCapacity * c.row_bytes);
+      rows = kHeads, step = static_cast<size_t>(kCapacity) * c.row_bytes;
+      for (int i = 0; i < 2 * kLayers; ++i) places.push_back(static_cast<size_t>(i) * kHeads * step);
     }
-    const size_t total = bytes * places.size();
+    const size_t total = bytes * rows * places.size();
     const auto rate = [&](bool out, bool whole) {
       std::vector<double> rates;
       for (int round = 0; round < 6; ++round) {
@@ -62,7 +63,18 @@ int main() {
           copy(0, 0, total);
         } else {
           size_t at = 0;
-          for (const size_t place : places) copy(at, place, bytes), at += bytes;
+          for (const size_t place : places) {
+            if (rows == 1) {
+              copy(at, place, bytes);
+            } else if (out) {
+              CUDA(cudaMemcpy2DAsync(host + at, bytes, device + place, step, bytes, rows, cudaMemcpyDeviceToHost,
+                                     stream));
+            } else {
+              CUDA(cudaMemcpy2DAsync(device + place, step, host + at, bytes, bytes, rows, cudaMemcpyHostToDevice,
+                                     stream));
+            }
+            at += bytes * rows;
+          }
         }
         CUDA(cudaStreamSynchronize(stream));
         const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
@@ -74,7 +86,7 @@ int main() {
     const double out = rate(true, false), in = rate(false, false), whole_out = rate(true, true),
                  whole_in = rate(false, true);
     std::printf("%-34s %4zu copies of %7zu bytes: out %5.1f GB/s, %.2f of one copy's %5.1f; in %5.1f, %.2f of %5.1f\n",
-                c.name, places.size(), bytes, out, out / whole_out, whole_out, in, in / whole_in, whole_in);
+                c.name, places.size(), bytes * rows, out, out / whole_out, whole_out, in, in / whole_in, whole_in);
   }
   return 0;
 }

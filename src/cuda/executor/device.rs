@@ -2,12 +2,15 @@
 
 use super::CudaExecutor;
 use crate::cuda::{managed, memory_pool, numa, pinned, pointer};
-use crate::device::{CopyKind, Device, DeviceInfo, HostCallback, ManagedAdvice, RawHandle, VirtualMemory};
+use crate::device::{CopyKind, Device, DeviceInfo, HostCallback, ManagedAdvice, RawHandle, RowsCopy, VirtualMemory};
 use crate::error::{Error, Result};
 use cust::sys::{self, cudaError_enum};
 use std::ffi::c_void;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+
+/// Bytes from one row to the next, at most, as every device's `CU_DEVICE_ATTRIBUTE_MAX_PITCH` has been so far.
+const MOST_PITCH: usize = i32::MAX as usize;
 
 impl Device for CudaExecutor {
     fn info(&self) -> &DeviceInfo {
@@ -65,6 +68,35 @@ impl Device for CudaExecutor {
             }
         };
         self.check(result, "copying memory")
+    }
+
+    unsafe fn copy_rows(&self, rows: &RowsCopy, stream: RawHandle) -> Result<()> {
+        let RowsCopy { to, to_step, from, from_step, bytes, kind, .. } = *rows;
+        if rows.rows == 1 || (to_step == bytes && from_step == bytes) {
+            // SAFETY: the caller's contract, and the rows follow one another.
+            return unsafe { self.copy(to, from, rows.rows * bytes, kind, stream) };
+        }
+        if to_step.max(from_step) > MOST_PITCH {
+            // SAFETY: the caller's contract.
+            return unsafe { rows.copy_each(self, stream) };
+        }
+        let (host, device) = (sys::CUmemorytype::CU_MEMORYTYPE_HOST, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        let copy = sys::CUDA_MEMCPY2D {
+            srcMemoryType: if kind == CopyKind::HostToDevice { host } else { device },
+            srcHost: from,
+            srcDevice: from as u64,
+            srcPitch: from_step,
+            dstMemoryType: if kind == CopyKind::DeviceToHost { host } else { device },
+            dstHost: to,
+            dstDevice: to as u64,
+            dstPitch: to_step,
+            WidthInBytes: bytes,
+            Height: rows.rows,
+            ..Default::default()
+        };
+        let _guard = self.enter()?;
+        // SAFETY: the caller's contract; the struct is read before the call returns.
+        self.check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.0.cast()) }, "copying rows of memory")
     }
 
     unsafe fn fill(&self, to: *mut c_void, byte: u8, bytes: usize, stream: RawHandle) -> Result<()> {
