@@ -28,8 +28,11 @@ mod streams;
 mod sweep;
 mod workspace;
 
+use std::ffi::OsStr;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 use sweep::{sweep, Scenario, ALL_FAULTS, SOME_FAULTS};
 
 type Check = fn(&Path) -> Result<String, String>;
@@ -75,19 +78,56 @@ const CHECKS: [(&str, Check); 36] = [
     ("page_locked_node", numa::page_locked),
 ];
 
+/// With these arguments, a name and the driver's file, the program runs one check.
+const ONE: &str = "--one";
+
 fn main() -> ExitCode {
-    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let file = fake::build();
-    let mut failed = 0;
-    for (name, check) in CHECKS.iter().filter(|(name, _)| name.contains(&filter)) {
-        match check(&file) {
-            Ok(summary) => println!("ok {name}: {summary}"),
-            Err(problem) => {
-                failed += 1;
-                println!("FAILED {name}: {problem}");
-            }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [one, name, file] = &arguments[..] {
+        if one == ONE {
+            let (_, check) = CHECKS.iter().find(|(known, _)| known == name).expect("a check's name");
+            return ExitCode::from(u8::from(!run(name, *check, Path::new(file))));
         }
     }
+    let filter = arguments.into_iter().find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let names = CHECKS.iter().map(|(name, _)| *name).filter(|name| name.contains(&filter)).collect();
+    let failed = run_each(names, &fake::build());
     println!("faults: {failed} failed");
     ExitCode::from(u8::from(failed > 0))
+}
+
+fn run(name: &str, check: Check, file: &Path) -> bool {
+    let result = check(file);
+    match &result {
+        Ok(summary) => println!("ok {name}: {summary}"),
+        Err(problem) => println!("FAILED {name}: {problem}"),
+    }
+    result.is_ok()
+}
+
+/// Runs the checks, as many at a time as there are processors, each by a process that has one thread and may fork. Returns how many failed.
+fn run_each(names: Vec<&'static str>, file: &Path) -> usize {
+    let (program, file) = (std::env::current_exe().expect("this program"), file.as_os_str());
+    let (waiting, failed) = (Mutex::new(names.into_iter()), AtomicUsize::new(0));
+    let next = || waiting.lock().unwrap().next();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(name) = next() {
+                    let done = Command::new(&program).args([OsStr::new(ONE), OsStr::new(name), file]).output();
+                    let done = done.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+                    let text = [String::from_utf8_lossy(&done.stderr), String::from_utf8_lossy(&done.stdout)].concat();
+                    print!("{text}");
+                    if !done.status.success() {
+                        failed.fetch_add(1, Ordering::Relaxed);
+                        // Where it says nothing of itself, as after a signal.
+                        if !text.contains("FAILED") {
+                            println!("FAILED {name}: {}", done.status);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner()
 }
