@@ -122,8 +122,17 @@ cudaError_t launch_simt(const PrefillArguments& arguments, int blocks, const nvb
   return launch_prefill_simt(arguments, blocks, launch.stream);
 }
 
+// Rows up to which a mask of numbers is faster by the kernel that is made for few of them: a tile of the other has 128.
+constexpr int kFewRows = 64;
+
+bool has_few_rows(const nvb_attention_prefill_params& p) {
+  return std::all_of(p.sequence, p.sequence + p.sequences,
+                     [](const nvb_attention_sequence& sequence) { return sequence.query_count <= kFewRows; });
+}
+
 bool prefill_wgmma(const nvb_attention_prefill_params& p, const nvb_launch& launch,
                    nvb_attention_prefill_shape& shape) {
+  if (p.mask != nullptr && prefill_masked(p, launch, shape) && has_few_rows(p)) return false;
   return nvb_cuda_attention_prefill_wgmma_supports(&p, &launch, &shape) != 0;
 }
 
