@@ -2543,8 +2543,8 @@ typedef struct {
   // Less than 2^48; the sum of both offsets counts modulo that.
   uint64_t dropout_offset;
   // The probability with which a weight becomes 0, less than 1, to the nearest 256th but 0; 0: none does. The kept ones, a share of
-  // 1 − t / 256, are divided by that share. The lse is as without. On CUDA keys and values of 16 bits have tensor cores for it on 9.0; else the plain
-  // kernel takes it.
+  // 1 − t / 256, are divided by that share. The lse is as without. On CUDA keys and values of 16 bits have tensor cores for it
+  // from 9.0 on; else the plain kernel takes it.
   float dropout;
   // Must be 0.
   uint32_t reserved_dropout;
