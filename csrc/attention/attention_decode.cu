@@ -44,7 +44,7 @@ bool is_planned(const nvb_attention_decode_params& p, const nvb_attention_decode
 }
 
 // Whether heads or a chunk change the softmax.
-bool has_terms(const nvb_attention_decode_params& p) {
+bool has_decode_terms(const nvb_attention_decode_params& p) {
   return p.sinks != nullptr || p.slopes != nullptr || p.chunk > 0;
 }
 // Whether a kernel is needed that takes every option and format.
@@ -89,7 +89,7 @@ extern "C" int nvb_cuda_attention_decode_kernel_supports(int index, const nvb_at
   *shape = {};
   const nvb::DecodeKernel* const kernel = nvb::kernel_at(index);
   return kernel != nullptr && nvb::are_valid(*params) && kernel->rotates == (params->rope != nullptr) &&
-         (kernel->takes_terms || !nvb::has_terms(*params)) &&
+         (kernel->takes_terms || !nvb::has_decode_terms(*params)) &&
          (kernel->takes_rows || nvb::has_plain_elements(*params)) && (kernel->takes_all || !nvb::is_special(*params)) &&
          kernel->supports(*params, *launch, *shape);
 }
