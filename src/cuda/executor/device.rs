@@ -81,7 +81,14 @@ impl Device for CudaExecutor {
             return unsafe { rows.copy_each(self, stream) };
         }
         let (host, device) = (sys::CUmemorytype::CU_MEMORYTYPE_HOST, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        // Field by field, because the default has zeros, which no memory type is.
         let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcArray: std::ptr::null_mut(),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstArray: std::ptr::null_mut(),
             srcMemoryType: if kind == CopyKind::HostToDevice { host } else { device },
             srcHost: from,
             srcDevice: from as u64,
@@ -92,7 +99,6 @@ impl Device for CudaExecutor {
             dstPitch: to_step,
             WidthInBytes: bytes,
             Height: rows.rows,
-            ..Default::default()
         };
         let _guard = self.enter()?;
         // SAFETY: the caller's contract; the struct is read before the call returns.
