@@ -2628,7 +2628,8 @@ nvb_status nvb_attention_destroy(nvb_attention *attention);
 // Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
 // tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise;
 // may be captured with the host arrays as they are then. On CUDA the keys of few query rows are divided among the multiprocessors,
-// for which the first such call with more rows or parts may allocate workspace (`nvb_attention_prefill_get_workspace_size`).
+// and tiles of keys that a mask of bits hides are left out, for which the first such call with more rows or parts may allocate
+// workspace (`nvb_attention_prefill_get_workspace_size`).
 // Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
 // score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).
@@ -3874,8 +3875,8 @@ NVB_MUST_USE nvb_status nvb_grouped_linear_get_workspace_size(const nvb_backend 
 NVB_MUST_USE nvb_status nvb_matmul_get_workspace_size(const nvb_backend *backend, const nvb_matmul_args *args, size_t *bytes);
 
 // Writes the bytes of workspace that `nvb_attention_prefill` takes with these arguments; see `nvb_linear_get_workspace_size`. Few
-// tiles of query rows over many keys take some, for partial results; on a stream whose workspace is smaller the call runs all the
-// same, without dividing the keys.
+// tiles of query rows over many keys take some, for partial results, and so does a mask of bits, for the tiles of keys that it leaves
+// out; on a stream whose workspace is smaller the call runs all the same, without dividing the keys and leaving tiles out.
 NVB_MUST_USE nvb_status nvb_attention_prefill_get_workspace_size(const nvb_attention *attention,
                                                     const nvb_attention_prefill_args *args,
                                                     size_t *bytes);

@@ -18,7 +18,7 @@ class Option:
     name: str
     settings: dict = dataclasses.field(default_factory=dict)
     arguments: dict = dataclasses.field(default_factory=dict)
-    # [rows] positions, [keys] numbers: a boolean [rows, keys] of what stays of the causal mask, or of all.
+    # Of [rows] positions and [keys] numbers what is seen, a boolean [rows, keys], or what is added to scores, f64; None: as causal.
     seen: object = None
     slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
@@ -55,7 +55,7 @@ def options_of(context, length, heads):
     sinks = torch.randn(heads, device=device)
     slopes = 2.0 ** -torch.linspace(1, 8, heads, device=device)
     pairs = length * length / 2
-    yield Option("chunked window", settings={"chunk": chunk}, seen=lambda rows, keys: keys // chunk == rows[:, None] // chunk,
+    yield Option("chunked window", settings={"chunk": chunk}, seen=lambda rows, keys: (keys <= rows[:, None]) & (keys // chunk == rows[:, None] // chunk),
                  share=length * chunk / 2 / pairs)
     yield Option("prefix", arguments={"prefix_lengths": [prefix]},
                  seen=lambda rows, keys: (keys <= rows[:, None]) | (keys < prefix), share=(pairs + prefix * prefix / 2) / pairs)
@@ -87,13 +87,8 @@ def option_case(context, option, length, heads, head_dim):
         scores = q[rows, head].double() @ k[:, head].double().T * head_dim**-0.5
         if option.slopes is not None:
             scores -= option.slopes[head].double() * (rows[:, None] - keys).abs()
-        seen = option.seen(rows, keys) if option.seen else torch.ones_like(scores, dtype=torch.bool)
-        if seen.is_floating_point():
-            scores += seen
-        else:
-            causal = keys <= rows[:, None]
-            within = seen if option.bidirectional or "prefix" in option.name else seen & causal
-            scores = scores.masked_fill(~within, -torch.inf)
+        seen = option.seen(rows, keys) if option.seen else keys <= rows[:, None]
+        scores = scores + seen if seen.is_floating_point() else scores.masked_fill(~seen, -torch.inf)
         if option.sinks is not None:
             sink = option.sinks[head].double().expand(len(rows), 1)
             return torch.cat([scores, sink], 1).softmax(-1)[:, :-1] @ v[:, head].double()
@@ -105,11 +100,11 @@ def option_case(context, option, length, heads, head_dim):
         return relative_error([(output[rows, head], reference(head)) for head in {0, heads - 1}], [output])
 
     operations = 4 * heads * length**2 * head_dim * (1 if option.bidirectional else 0.5)
-    name = "without"
+    name = "nvbackend, without"
     return Case(
         f"attention prefill {option.name}", f"d={head_dim} s={length} h={heads}", "TFLOP/s" if context.device.type == "cuda" else "GFLOP/s",
-        ours=lambda i: call(), peers=[{f"nvbackend, {name}": lambda i: without()}], check=check, bound=BOUNDS[context.dtype],
-        outputs=[output], amount=operations * option.share, amounts={f"nvbackend, {name}": operations})
+        ours=lambda i: call(), peers=[{name: lambda i: without()}], check=check, bound=BOUNDS[context.dtype],
+        outputs=[output], amount=operations * option.share, amounts={name: operations})
 
 
 def rows_of_scales_case(context, form, batch, length, query_heads, kv_heads, head_dim):

@@ -22,16 +22,15 @@ struct RowEnd {
   float inverse;  // multiplies the weighted values
   float lse;
 };
-__device__ __forceinline__ void add_sink(RowEnd& end, float sink) {
-  const float lse = lse_with_sink(end.lse, sink);
-  // Both are -inf where neither a key nor the sink counts.
-  end.inverse *= lse == -CUDART_INF_F ? 1.0f : expf(end.lse - lse);
-  end.lse = lse;
-}
 __device__ __forceinline__ RowEnd row_end(float maximum, float sum, const float* sinks, int head) {
   // An empty row has sum 0; a NaN stays NaN.
   RowEnd end{sum == 0.0f ? 0.0f : 1.0f / sum, sum == 0.0f ? -CUDART_INF_F : maximum * kLn2 + logf(sum)};
-  if (sinks != nullptr) add_sink(end, sinks[head]);
+  if (sinks != nullptr) {
+    const float lse = lse_with_sink(end.lse, sinks[head]);
+    // Both are -inf where neither a key nor the sink counts.
+    end.inverse *= lse == -CUDART_INF_F ? 1.0f : expf(end.lse - lse);
+    end.lse = lse;
+  }
   return end;
 }
 

@@ -293,7 +293,8 @@ pub unsafe extern "C" fn nvb_attention_destroy(attention: *mut nvb_attention) ->
 /// Queues the attention of whole prompts or chunks of prompts; the keys of these tokens must be in the cache (or the
 /// tensors) in stream order before. Query row i of n with L keys stands at position L − n + i. Does not synchronise;
 /// may be captured with the host arrays as they are then. On CUDA the keys of few query rows are divided among the multiprocessors,
-/// for which the first such call with more rows or parts may allocate workspace (`nvb_attention_prefill_get_workspace_size`).
+/// and tiles of keys that a mask of bits hides are left out, for which the first such call with more rows or parts may allocate
+/// workspace (`nvb_attention_prefill_get_workspace_size`).
 /// Formula: FlashAttention 2 (Dao 2023), with Gemma 2's soft cap before the mask; with scales of FP8
 /// score = (q · k) · query_scale · key_scale · scale and output = Σ p · v · value_scale. Softmax and sums in f32.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` (a tensor, a length beyond the cache, more queries than keys).

@@ -102,8 +102,8 @@ pub unsafe extern "C" fn nvb_matmul_get_workspace_size(
 }
 
 /// Writes the bytes of workspace that `nvb_attention_prefill` takes with these arguments; see `nvb_linear_get_workspace_size`. Few
-/// tiles of query rows over many keys take some, for partial results; on a stream whose workspace is smaller the call runs all the
-/// same, without dividing the keys.
+/// tiles of query rows over many keys take some, for partial results, and so does a mask of bits, for the tiles of keys that it leaves
+/// out; on a stream whose workspace is smaller the call runs all the same, without dividing the keys and leaving tiles out.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_attention_prefill_get_workspace_size(
     attention: *const nvb_attention,

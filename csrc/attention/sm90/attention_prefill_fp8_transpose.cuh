@@ -18,7 +18,7 @@ template <int HeadDim, int Consumers, int Keys, bool PingPong, int FlushKeys>
 struct Tile {
   static constexpr int kHeadDim = HeadDim, kConsumers = Consumers, kKeys = Keys;
   static constexpr bool kPingPong = PingPong;
-  // Chunks and prefixes would take a stack of 48 bytes for 16 at 128 columns, and 176 for 112 at 256.
+  // Chunks and prefixes would take a stack of 32 and 40 bytes for 16 at 128 columns, and 176 for 112 at 256.
   static constexpr bool kTakesTerms = false, kTakesScoreTerms = false;
   static constexpr int kRows = 64 * Consumers;
   static constexpr int kStages = 2;
