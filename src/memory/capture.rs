@@ -7,17 +7,22 @@ use super::sync::{Mutex, MutexGuard};
 use crate::device::RawHandle;
 use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 #[derive(Default)]
 pub struct Captures {
-    count: AtomicUsize,
+    /// Shared with the events, which the driver is not asked about while there are any.
+    count: Arc<AtomicUsize>,
     streams: Mutex<Vec<(usize, usize)>>,
 }
 
 impl Captures {
     fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn count(&self) -> Arc<AtomicUsize> {
+        self.count.clone()
     }
 
     #[inline]

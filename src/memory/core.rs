@@ -106,9 +106,10 @@ impl Core {
             events => Some(Trace::new(events).ok_or_else(no_trace)?),
         };
         let usage = Arc::new(Usage::default());
+        let captures = Captures::default();
         let core = Core {
             main: Box::new(Arena::new(next_arena_id(), pages.clone(), usage.clone())),
-            events: Events::new(source.clone()),
+            events: Events::new(source.clone(), captures.count()),
             tracker: LeakTracker::new(options.leak_tracking),
             trace,
             total: usage,
@@ -116,7 +117,7 @@ impl Core {
             idle_arenas: Mutex::default(),
             streams: Streams::default(),
             direct: DirectBlocks::default(),
-            captures: Captures::default(),
+            captures,
             recovery_steps: RecoverySteps::default(),
             callbacks: Callbacks::default(),
             spilled: AtomicU64::new(0),

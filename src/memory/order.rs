@@ -5,12 +5,14 @@ use super::sync::{Mutex, MutexGuard};
 use crate::device::RawHandle;
 use crate::error::{Result, Status};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 
 /// Events are kept for reuse: making one costs more than recording it.
 pub struct Events {
     source: Arc<dyn Source>,
+    /// How many captures run.
+    captures: Arc<AtomicUsize>,
     idle: Mutex<Vec<RawHandle>>,
 }
 
@@ -22,8 +24,8 @@ pub struct Event {
 }
 
 impl Events {
-    pub fn new(source: Arc<dyn Source>) -> Arc<Events> {
-        Arc::new(Events { source, idle: Mutex::new(Vec::new()) })
+    pub fn new(source: Arc<dyn Source>, captures: Arc<AtomicUsize>) -> Arc<Events> {
+        Arc::new(Events { source, captures, idle: Mutex::new(Vec::new()) })
     }
 
     pub fn record(self: &Arc<Self>, stream: RawHandle) -> Result<Arc<Event>> {
@@ -44,10 +46,14 @@ impl Drop for Events {
 }
 
 impl Event {
-    /// Does not wait. On a lost device nothing runs any more, so every event has passed.
+    /// Does not wait. On a lost device nothing runs any more, so every event has passed. While a capture runs none does that was
+    /// not known to have: a question to the driver would break the capture.
     pub fn has_passed(&self) -> bool {
         if self.passed.load(Ordering::Acquire) {
             return true;
+        }
+        if self.events.captures.load(Ordering::Acquire) > 0 {
+            return false;
         }
         let passed = match self.events.source.event_query(self.raw) {
             Ok(passed) => passed,
