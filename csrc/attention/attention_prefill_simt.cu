@@ -267,26 +267,28 @@ __global__ void __launch_bounds__(kThreads, 1)
       sum[i] = sum[i] * rescale[i] + added;
     }
     if (p.dropout_threshold > 0) {
-      // A thread's four neighbouring keys have bytes of one block, or of two.
+      // A thread's four neighbouring keys have bytes of two blocks, or of three.
       const uint64_t added =
           p.dropout_offsets == nullptr ? 0 : static_cast<uint64_t>(p.dropout_offsets[1]) << 32 | p.dropout_offsets[0];
       const uint64_t offset = p.dropout_offset + added;
       const uint32_t of_head = static_cast<uint32_t>(block.head) | static_cast<uint32_t>(offset >> 32) << 16;
       const uint2 seed = make_uint2(static_cast<uint32_t>(p.dropout_seed), static_cast<uint32_t>(p.dropout_seed >> 32));
       const uint32_t first = static_cast<uint32_t>(tile_key + 4 * x);
-      const uint32_t sixteen = first / kDropoutKeys, within = first % kDropoutKeys;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t row =
             static_cast<uint32_t>(sequence.query_start * p.lse_sequence_stride + block.first_row) + 4 * y + i;
-        const auto kept_of = [&](uint32_t block) {
-          const uint4 counter = make_uint4(block, row, of_head, static_cast<uint32_t>(offset));
-          return kept_keys(philox4x32_10(counter, seed), p.dropout_threshold);
-        };
-        uint32_t kept = kept_of(sixteen) >> within;
-        if (within + 4 > kDropoutKeys) kept |= kept_of(sixteen + 1) << (kDropoutKeys - within);
+        uint4 words = make_uint4(0, 0, 0, 0);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) score[i][j] = (kept >> j & 1) != 0 ? score[i][j] * p.dropout_scale : 0.0f;
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t key = first + j, byte = dropout_byte(key);
+          if (j == 0 || key % 2 == 0) {
+            words = dropout_words(make_uint4(dropout_block(key), row, of_head, static_cast<uint32_t>(offset)), seed);
+          }
+          const uint32_t word = byte < 8 ? (byte < 4 ? words.x : words.y) : (byte < 12 ? words.z : words.w);
+          const bool kept = (word >> byte % 4 * 8 & 0xff) >= p.dropout_threshold;
+          score[i][j] = kept ? score[i][j] * p.dropout_scale : 0.0f;
+        }
       }
     }
 #pragma unroll

@@ -30,7 +30,7 @@ __device__ __forceinline__ uint32_t row_uniform(const nvb_sample_params& p, int6
   const uint32_t sequence =
       p.sequences != nullptr ? static_cast<uint32_t>(p.sequences[row]) : static_cast<uint32_t>(row);
   const uint2 key = make_uint2(static_cast<uint32_t>(p.seed), static_cast<uint32_t>(p.seed >> 32));
-  return philox4x32_10(make_uint4(position, sequence, 0, 0), key).x >> 8;
+  return philox4x32<10>(make_uint4(position, sequence, 0, 0), key).x >> 8;
 }
 
 __device__ __forceinline__ void store_token(const nvb_sample_params& p, int64_t row, uint64_t ranked,

@@ -153,9 +153,9 @@ pub struct nvb_attention_prefill_args {
     pub dropout_device_offset: nvb_tensor,
     /// With `dropout`: which weights are dropped is a function of the seed, the offset and the weight's row, head and key alone, on
     /// every device bit for bit the same one, and no mask is stored. Of row r, counted as the rows of `lse` are, query head h and key
-    /// k a weight is dropped where byte k mod 16 of Philox4x32-10 (Salmon et al. 2011), with the seed as key and the counter
-    /// [k / 16, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than t: 256 · `dropout`, rounded, and from 1 to 255. Bytes count from
-    /// the least significant one of the first of the four words.
+    /// k a weight is dropped where byte k mod 64 / 8 · 2 + k mod 2 of Philox4x32 with seven rounds (Salmon et al. 2011), with the seed as key and the
+    /// counter [k / 64 · 4 + k mod 8 / 2, r, h | offset / 2^32 · 2^16, offset mod 2^32], is less than t: 256 · `dropout`, rounded, and from 1 to
+    /// 255. Bytes count from the least significant one of the first of the four words; divisions are those of whole numbers.
     pub dropout_seed: u64,
     /// Less than 2^48; the sum of both offsets counts modulo that.
     pub dropout_offset: u64,

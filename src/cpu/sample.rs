@@ -235,7 +235,7 @@ fn uniform(op: &Sample, row: usize) -> f64 {
     let value = |tensor: Option<Tensor>| tensor.map(|tensor| unsafe { integers(&tensor) }[row] as u32);
     let sequence = value(op.sequences).unwrap_or(row as u32);
     let position = value(op.positions).unwrap_or(0);
-    let word = philox([position, sequence, 0, 0], [op.options.seed as u32, (op.options.seed >> 32) as u32])[0];
+    let word = philox::<10>([position, sequence, 0, 0], [op.options.seed as u32, (op.options.seed >> 32) as u32])[0];
     f64::from(word >> 8) / f64::from(1 << 24)
 }
 

@@ -50,9 +50,15 @@ fn cases() -> Vec<Case> {
 /// Whether the weight stays, by the header's formula.
 fn is_kept(case: &Case, row: usize, head: usize, key: usize) -> bool {
     let offset = (case.offset + case.added.unwrap_or(0)) % (1 << 48);
-    let counter = [key as u32 / 16, row as u32, head as u32 | ((offset >> 32) as u32) << 16, offset as u32];
-    let word = philox(counter, [case.seed as u32, (case.seed >> 32) as u32])[key % 16 / 4];
-    (word >> (key % 4 * 8)) & 0xff >= threshold(case)
+    let counter = [
+        key as u32 / 64 * 4 + key as u32 % 8 / 2,
+        row as u32,
+        head as u32 | ((offset >> 32) as u32) << 16,
+        offset as u32,
+    ];
+    let byte = key % 64 / 8 * 2 + key % 2;
+    let word = philox::<7>(counter, [case.seed as u32, (case.seed >> 32) as u32])[byte / 4];
+    (word >> (byte % 4 * 8)) & 0xff >= threshold(case)
 }
 
 /// Of 256.

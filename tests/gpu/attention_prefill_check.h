@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "attention/attention_prefill_fp8.h"
-#include "common/philox.cuh"
+#include "common/dropout.cuh"
 
 namespace attention_cases {
 
@@ -211,13 +211,14 @@ inline std::string check(const Case& test, const Run& run) {
     p.dropout_seed = 0x123456789abcdef0u, p.dropout_offset = (uint64_t{3} << 40) + 7;
   }
   const auto is_kept = [&](int64_t row, int head, int key) {
-    const uint4 counter = {static_cast<uint32_t>(key / 16), static_cast<uint32_t>(row),
+    const uint4 counter = {static_cast<uint32_t>(key / 64 * 4 + key % 8 / 2), static_cast<uint32_t>(row),
                            static_cast<uint32_t>(head) | static_cast<uint32_t>(p.dropout_offset >> 32) << 16,
                            static_cast<uint32_t>(p.dropout_offset)};
-    const uint4 words = nvb::philox4x32_10(
+    const uint4 words = nvb::philox4x32<7>(
         counter, {static_cast<uint32_t>(p.dropout_seed), static_cast<uint32_t>(p.dropout_seed >> 32)});
     const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-    return (word[key % 16 / 4] >> (key % 4 * 8) & 0xff) >= p.dropout_threshold;
+    const int byte = key % 64 / 8 * 2 + key % 2;
+    return (word[byte / 4] >> (byte % 4 * 8) & 0xff) >= p.dropout_threshold;
   };
 
   // [head, row, key], with keys of the longest sequence; of bits words of 32 keys.

@@ -113,16 +113,16 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     float scaled[2];
 #pragma unroll
     for (int i = 0; i < Tile::kValueDim / 2; ++i) output[i] = 0.0f;
-    const ScoreTerms<Tile> terms(arguments, work, row, column);
+    ScoreTerms<Tile> terms(arguments, work, row, column);
     const auto before = [&](int tile) { return tile_before<Tile>(arguments, work, tile); };
 
-    const auto multiply_keys = [&] {
+    const auto multiply_keys = [&](bool begun) {
       const uint64_t b = key_matrix + keys.stage * (Tile::kKeyBytes >> 4);
 #pragma unroll
       for (int k = 0; k < Tile::kHeadDim / 16; ++k) {
         const int block = k / 4, part = k % 4;
         wgmma_ss_rows<T>(score, query_matrix + block * (64 * 128 >> 4) + 2 * part,
-                         b + block * (kKeys * 128 >> 4) + 2 * part, k != 0);
+                         b + block * (kKeys * 128 >> 4) + 2 * part, k != 0 || begun);
       }
     };
     const auto multiply_values = [&] {
@@ -160,9 +160,11 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       barrier_wait(&shared.query_full[warpgroup], query_parity);
       query_parity ^= 1;
       barrier_wait(&shared.key_full[keys.stage], keys.parity);
+      const bool begun = terms.begin_scores(score, work, tile);
       wgmma_fence();
-      multiply_keys();
+      multiply_keys(begun);
       wgmma_commit();
+      terms.fetch(work, mask, tile);
       wgmma_wait<0>();
       wgmma_fence_operand(score);
       release(&shared.key_empty[keys.stage]);
@@ -170,21 +172,25 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
       if (tile == work.first) release(&shared.query_empty[warpgroup]);
       finish_scores(tile, true);
       exponentiate(score, rows, scaled, arguments.exponent_factor);
-      terms.drop_weights(score, tile);
+      uint32_t kept[Tile::kTakesScoreTerms ? kKeys / 32 : 1];
+      terms.draw_weights(kept, work, tile);
       pack_probabilities<T>(p, score);
+      terms.drop_weights(p, kept);
 
       // S of one tile beside P . V of the tile after it.
       const auto step = [&](auto masked) {
+        const bool begun = terms.begin_scores(score, work, tile);
         barrier_wait(&shared.key_full[keys.stage], keys.parity);
         if constexpr (Tile::kPingPong) named_barrier_sync(turn, 256);
         wgmma_fence();
-        multiply_keys();
+        multiply_keys(begun);
         wgmma_commit();
         barrier_wait(&shared.value_full[values.stage], values.parity);
         wgmma_fence();
         multiply_values();
         wgmma_commit();
         if constexpr (Tile::kPingPong) named_barrier_arrive(next_turn, 256);
+        terms.fetch(work, mask, tile);
         wgmma_wait<1>();
         wgmma_fence_operand(score);
         release(&shared.key_empty[keys.stage]);
@@ -192,7 +198,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         if (tile == work.first) release(&shared.query_empty[warpgroup]);
         finish_scores(tile, decltype(masked)::value);
         exponentiate(score, rows, scaled, arguments.exponent_factor);
-        terms.drop_weights(score, tile);
+        terms.draw_weights(kept, work, tile);
         // ptxas moves a wait up to the start of its basic block, and nothing would run beside the product. The loop,
         // which is left at once because no sum is negative, puts the exponentials into the block before the wait's.
         do {
@@ -203,6 +209,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         values.advance();
         if (__any_sync(0xffffffffu, scaled[0] != 1.0f || scaled[1] != 1.0f)) scale_output(output, scaled);
         pack_probabilities<T>(p, score);
+        terms.drop_weights(p, kept);
       };
       tile = before(tile);
 #pragma unroll 1

@@ -1,11 +1,13 @@
 //! Dropout of a prefill's weights: which of them become 0 is a function of a seed, an offset and the weight's place, so that no mask
 //! is stored and a backward pass finds the same one.
 //!
-//! The sixteen bytes of Philox4x32-10 (Salmon et al. 2011) under the seed as key and the counter
-//! [k / 16, row, head | offset high << 16, offset low] are those of the keys k / 16 · 16 and on, with the row counted over all
-//! sequences and the query head's number. Of probabilities there are 255, t / 256. A weight is dropped where its byte is below t; the
+//! Key k has byte k mod 64 / 8 · 2 + k mod 2 of Philox4x32 with seven rounds (Salmon et al. 2011) under the seed as key and the
+//! counter [k / 64 · 4 + k mod 8 / 2, row, head | offset high << 16, offset low], with the row counted over all sequences and the query
+//! head's number. Of probabilities there are 255, t / 256. A weight is dropped where its byte is below t; the
 //! others, a share of 1 − t / 256 on average, are divided by that share. The lse and the sum that weights are divided by know
-//! nothing of it. Bytes, because the generator with a word for each weight costs more than the two products of attention do.
+//! nothing of it. Bytes, because the generator with a word for each weight costs more than the two products of attention do; seven
+//! rounds, the fewest that pass all tests of the paper, as in FlashAttention; and the keys of one block are those of which a thread has the
+//! scores on tensor cores (csrc/common/dropout.cuh).
 
 use crate::error::{Error, Result};
 use crate::operation::access::Visit;
@@ -14,8 +16,9 @@ use std::ffi::c_void;
 
 /// The largest offset, and one more.
 pub const OFFSETS: u64 = 1 << 48;
-/// Keys that one block of the generator serves.
-pub const DROPOUT_KEYS: usize = 16;
+/// Keys that four blocks of the generator serve.
+pub const DROPOUT_KEYS: usize = 64;
+const ROUNDS: usize = 7;
 /// Heads whose number has room in a counter.
 pub const MAX_DROPOUT_HEADS: usize = 1 << 16;
 
@@ -91,12 +94,17 @@ impl Dropout {
         self.offset.wrapping_add(added) % OFFSETS
     }
 
-    /// The bytes of keys `block` · 16 and on, at the offset of a run.
+    /// The bytes of keys `keys` · 64 and on, at the offset of a run.
     #[inline]
-    pub fn bytes(&self, run_offset: u64, row: u32, head: u32, block: u32) -> [u8; DROPOUT_KEYS] {
-        let counter = [block, row, head | ((run_offset >> 32) as u32) << 16, run_offset as u32];
-        let words = philox(counter, [self.seed as u32, (self.seed >> 32) as u32]);
-        std::array::from_fn(|i| words[i / 4].to_le_bytes()[i % 4])
+    pub fn bytes(&self, run_offset: u64, row: u32, head: u32, keys: u32) -> [u8; DROPOUT_KEYS] {
+        let blocks: [[u32; 4]; 4] = std::array::from_fn(|pair| {
+            let counter = [keys * 4 + pair as u32, row, head | ((run_offset >> 32) as u32) << 16, run_offset as u32];
+            philox::<ROUNDS>(counter, [self.seed as u32, (self.seed >> 32) as u32])
+        });
+        std::array::from_fn(|key| {
+            let byte = key / 8 * 2 + key % 2;
+            blocks[key % 8 / 2][byte / 4].to_le_bytes()[byte % 4]
+        })
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {
@@ -104,9 +112,9 @@ impl Dropout {
     }
 }
 
-/// Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011).
-pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..10 {
+/// Philox4x32 (Salmon, Moraes, Dror and Shaw 2011), by default of ten rounds.
+pub fn philox<const ROUNDS: usize>(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..ROUNDS {
         let first = u64::from(counter[0]) * 0xd251_1f53;
         let second = u64::from(counter[2]) * 0xcd9e_8d57;
         counter = [
@@ -159,10 +167,11 @@ mod tests {
 
     #[test]
     fn philox_matches_its_authors_vectors() {
-        // Random123, kat_vectors: philox4x32 10.
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        let pi = philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
+        // Random123, kat_vectors: philox4x32 7 and 10.
+        assert_eq!(philox::<7>([0; 4], [0; 2]), [0x5f6f_b709, 0x0d89_3f64, 0x4f12_1f81, 0x4f73_0a48]);
+        assert_eq!(philox::<10>([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(philox::<10>([u32::MAX; 4], [u32::MAX; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        let pi = philox::<10>([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
     }
 }
