@@ -3,8 +3,11 @@
 // unaligned rows).
 //
 // Shapes: x [m, k], any sizes, strides and alignment. A warp computes two rows of W, a (gate, up) pair, for eight
-// tokens; a lane takes four neighbouring k of every 128, of which it decodes W once and meets all tokens. More tokens
-// are further blocks, which find W in L2. Shared memory: none.
+// tokens; a lane takes four neighbouring k of every 128, of which it decodes W once and meets all tokens, two such at a
+// time. More tokens are further blocks, which find W in L2. Long rows are divided among the four warps of a block,
+// because a matrix of 2,560 rows is 1,280 warps otherwise, ten a multiprocessor, which wait for memory most of the
+// time. The division depends on k alone, so a token's sums do not depend on the tokens beside it. Shared memory: 256
+// bytes.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +25,8 @@ constexpr int kWarps = 4;
 constexpr int kTokens = 8;
 constexpr int kRows = 2;
 constexpr int kStep = 32 * 4;
+constexpr int kSteps = 2;  // whose weights are asked for together
+constexpr int64_t kLongRow = 1024;
 
 template <typename T>
 __device__ __forceinline__ void load_four_inputs(const T* row, int64_t k, int64_t columns, bool vectors,
@@ -43,30 +48,42 @@ __device__ __forceinline__ void load_four_inputs(const T* row, int64_t k, int64_
 template <uint32_t Encoding, typename T>
 __global__ void __launch_bounds__(32 * kWarps)
     linear_quantized_plain(const T* const input, const int64_t input_stride, const int64_t m,
-                           const nvb_quantized_matrix weight, const LinearEpilogue epilogue, const bool vectors) {
-  const int lane = threadIdx.x % 32;
-  const int64_t row = (static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32) * kRows;
+                           const nvb_quantized_matrix weight, const LinearEpilogue epilogue, const bool vectors,
+                           const bool divided) {
+  __shared__ float parts[kWarps][kTokens][kRows];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t row = (divided ? blockIdx.x : static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kRows;
   if (row >= weight.rows) return;
   const int64_t rows[kRows] = {row, min(row + 1, weight.rows - 1)};
+  const int64_t first_k = 4 * lane + (divided ? warp * kStep : 0), stride = divided ? kWarps * kStep : kStep;
   float bias[kRows];
   load_bias(epilogue, row, bias);
 
   for (int64_t first = static_cast<int64_t>(blockIdx.y) * kTokens; first < m;
        first += static_cast<int64_t>(gridDim.y) * kTokens) {
     float sums[kTokens][kRows] = {};
-    for (int64_t k = 4 * lane; k < weight.columns; k += kStep) {
-      float w[kRows][4];
+    for (int64_t k = first_k; k < weight.columns; k += kSteps * stride) {
+      float w[kSteps][kRows][4] = {};
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) load_four<Encoding>(weight, rows[r], k, w[r]);
+      for (int s = 0; s < kSteps; ++s) {
+        if (k + s * stride >= weight.columns) break;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) load_four<Encoding>(weight, rows[r], k + s * stride, w[s][r]);
+      }
 #pragma unroll
       for (int t = 0; t < kTokens; ++t) {
         if (first + t >= m) break;
-        float x[4];
-        load_four_inputs(input + (first + t) * input_stride, k, weight.columns, vectors, x);
+        const T* const token = input + (first + t) * input_stride;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
+        for (int s = 0; s < kSteps; ++s) {
+          if (k + s * stride >= weight.columns) break;
+          float x[4];
+          load_four_inputs(token, k + s * stride, weight.columns, vectors, x);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) sums[t][r] = fmaf(x[i], w[r][i], sums[t][r]);
+          for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[t][r] = fmaf(x[i], w[s][r][i], sums[t][r]);
+          }
         }
       }
     }
@@ -81,6 +98,23 @@ __global__ void __launch_bounds__(32 * kWarps)
         if (lane == t) finished[r] = sum;
       }
     }
+    if (divided) {
+      // All warps have the same row, so all come here.
+      __syncthreads();  // the tokens before have been read
+      if (lane < kTokens) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) parts[warp][lane][r] = finished[r];
+      }
+      __syncthreads();
+      if (warp != 0) continue;
+      if (lane < kTokens) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          finished[r] = 0.0f;
+          for (int part = 0; part < kWarps; ++part) finished[r] += parts[part][lane][r];
+        }
+      }
+    }
     if (lane < kTokens && first + lane < m) store_columns(epilogue, first + lane, row, finished, bias);
   }
 }
@@ -90,12 +124,13 @@ cudaError_t launch_input(const nvb_linear_quantized_params& p, const nvb_launch&
   const nvb_quantized_matrix weight = {p.weight,        p.scales,   p.zero_points, p.n,     p.k,
                                        p.weight_stride, p.encoding, p.scale_kind,  p.group, 0};
   const int64_t pairs = (p.n + kRows - 1) / kRows;
-  const dim3 grid(static_cast<unsigned>((pairs + kWarps - 1) / kWarps),
+  const bool divided = p.k >= kLongRow;
+  const dim3 grid(static_cast<unsigned>(divided ? pairs : (pairs + kWarps - 1) / kWarps),
                   static_cast<unsigned>(std::min<int64_t>((p.m + kTokens - 1) / kTokens, 65535)));
   const uint64_t addresses = reinterpret_cast<uintptr_t>(p.input) | static_cast<uint64_t>(p.input_stride * sizeof(T));
   linear_quantized_plain<Encoding, T>
       <<<grid, 32 * kWarps, 0, launch.stream>>>(static_cast<const T*>(p.input), p.input_stride, p.m, weight,
-                                                make_epilogue(p, p.n), addresses % (4 * sizeof(T)) == 0);
+                                                make_epilogue(p, p.n), addresses % (4 * sizeof(T)) == 0, divided);
   return cudaPeekAtLastError();
 }
 
