@@ -27,7 +27,7 @@ bool is_on(const char* variable, bool otherwise) {
 }
 
 bool DeviceState::rounds_to_halves() const {
-  return is_on("NVB_GGML_NARROW", false);
+  return is_on("NVB_GGML_NARROW", !is_cpu());
 }
 
 BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)

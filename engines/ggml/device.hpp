@@ -85,8 +85,8 @@ class DeviceState {
   // NULL on the CPU.
   const char* pci_id() const { return info_.pci_bus_id[0] == '\0' ? nullptr : info_.pci_bus_id; }
   bool is_cpu() const { return info_.kind == NVB_DEVICE_CPU; }
-  // Whether products round F32 inputs to 16 bits, as tensor cores want them: where NVB_GGML_NARROW says so, because it
-  // has not run on a GPU yet.
+  // Whether products round F32 inputs to 16 bits, as tensor cores want them: on GPUs, but where NVB_GGML_NARROW says
+  // otherwise.
   bool rounds_to_halves() const;
   const nvb_backend* backend() const { return backend_; }
   void get_memory(size_t* free, size_t* total) const;

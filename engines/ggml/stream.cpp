@@ -50,10 +50,10 @@ nvb_status StreamState::queue(const Work& work, char* narrow) {
   return run_operation(device_, stream_, *scratch_, placed);
 }
 
-// Queues the works of a graph one by one. Joined works are asked for by a variable, because they have not run on a GPU
-// yet.
+// Queues the works of a graph one by one. Works are joined on GPUs, but where NVB_GGML_JOIN says otherwise; on the CPU
+// tests compare its operations with the host's one by one.
 nvb_status StreamState::queue(Graph* graph) {
-  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", false), device_.rounds_to_halves());
+  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", !device_.is_cpu()), device_.rounds_to_halves());
   char* narrow = nullptr;
   if (plan_.narrow_bytes() != 0) {
     const nvb_status status = narrow_->reserve(plan_.narrow_bytes(), &narrow);
