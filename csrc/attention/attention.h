@@ -14,7 +14,8 @@
 // With sink_tokens > 0 a query sees the keys k < sink_tokens before its window too.
 //
 // With dropout_threshold > 0 the weight of row r (counted as the rows of lse), query head h and key k is 0 where the
-// byte that common/dropout.cuh has for it is below the threshold, and multiplied by dropout_scale elsewhere, after the sum that weights are divided by and the lse were formed.
+// byte that common/dropout.cuh has for it is below the threshold, and multiplied by dropout_scale elsewhere, after the
+// sum that weights are divided by and the lse were formed.
 //
 // With chunk > 0 a query at q sees key k only where k / chunk == q / chunk. slopes[h] * |q - k| is taken from the
 // capped score, and exp(sinks[h]) is a further term of the sum of the exponentials, of the lse too, which has no value.

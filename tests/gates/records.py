@@ -30,7 +30,7 @@ COMMIT = re.compile(r"([0-9a-f]{7,40}|unknown)(\+changes)?$")
 TEXT_HEAD = re.compile(r"\d{4}-\d\d-\d\d, commit [0-9a-f]{7,40}, .*nvbackend \d+\.\d+\.\d+")
 DATED = re.compile(r"\b20\d\d-\d\d-\d\d-(?:cpu|h200)[\w.-]*")
 # How the name of a record goes on behind the device; `cpu-only` is none.
-SECTIONS = "operations|model|memory|latency|queueing|loading"
+SECTIONS = "operations|model|memory|latency|queueing|loading|engines"
 ROW = {"operation": str, "case": str, "ours": (float, int, None), "peer": (float, int, None), "peer_name": (str, None),
        "unit": (str, None), "ratio": (float, int, None)}
 OPTIONAL = {"spread": list, "error": (float, int), "note": str, "ratio_of": str, "bytes": int, "operations": int, "date": str,
