@@ -122,7 +122,7 @@ struct ScoreTerms<Tile, true> {
     const float per_unit = kLog2E / arguments.exponent_factor;
     if constexpr (kFetchesPairs) {
       if (has_pairs()) {
-        terms.mask_dtype == NVB_F16 ? add_pairs<__half2>(score, per_unit) : add_pairs<__nv_bfloat162>(score, per_unit);
+        terms.mask_dtype == NVB_F16 ? add_pairs<__half>(score, per_unit) : add_pairs<__nv_bfloat16>(score, per_unit);
         return;
       }
     }
@@ -159,19 +159,17 @@ struct ScoreTerms<Tile, true> {
     }
   }
 
-  template <typename Pair>
+  template <typename Element>
   __device__ __forceinline__ void add_pairs(float (&score)[kKeys / 2], float per_unit) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int j = 0; j < kKeys / 8; ++j) {
-        const uint32_t word = fetched[half * (kKeys / 8) + j];
-        Pair pair;
-        memcpy(&pair, &word, sizeof(pair));
+        const float2 pair = unpack_pair<Element>(fetched[half * (kKeys / 8) + j]);
         float& low = score[4 * j + 2 * half];
         float& high = score[4 * j + 2 * half + 1];
-        low = fmaf(to_float(pair.x), per_unit, low);
-        high = fmaf(to_float(pair.y), per_unit, high);
+        low = fmaf(pair.x, per_unit, low);
+        high = fmaf(pair.y, per_unit, high);
       }
     }
   }
