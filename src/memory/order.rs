@@ -46,8 +46,8 @@ impl Drop for Events {
 }
 
 impl Event {
-    /// Does not wait. On a lost device nothing runs any more, so every event has passed. While a capture runs none does that was
-    /// not known to have: a question to the driver would break the capture.
+    /// Does not wait. On a lost device nothing runs any more, so every event has passed. While a capture runs,
+    /// an event counts as passed only where that is known already, because a question to the driver would break the capture.
     pub fn has_passed(&self) -> bool {
         if self.passed.load(Ordering::Acquire) {
             return true;

@@ -6,7 +6,7 @@
 // elements of 16 bits are asked for while the product that they change runs, as far as registers allow (`fetch`);
 // single elements wait for each tile. Weights are dropped when the product before theirs has ended, though what is
 // dropped is drawn beside it: written earlier they would share the registers that it reads, and ptxas then runs one
-// product after the other (C7513). Warps of their own drew too slowly: two of them took 1.4 times the whole time.
+// product after the other (C7513). Warps of their own drew too slowly: with two of them a call took 1.3 times as long.
 #pragma once
 
 #include "../../common/dropout.cuh"

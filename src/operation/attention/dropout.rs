@@ -18,6 +18,7 @@ use std::ffi::c_void;
 pub const OFFSETS: u64 = 1 << 48;
 /// Keys that four blocks of the generator serve.
 pub const DROPOUT_KEYS: usize = 64;
+/// Of the generator.
 const ROUNDS: usize = 7;
 /// Heads whose number has room in a counter.
 pub const MAX_DROPOUT_HEADS: usize = 1 << 16;
