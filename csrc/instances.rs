@@ -39,13 +39,25 @@ const FAMILIES: &[Family] = &[
         stem: "linear_quantized_plain",
         includes: &["linear/linear_quantized_plain.cuh"],
         encodings: &[
-            "fp8_e4m3", "fp8_e5m2", "int8", "int4", "sfp", "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0",
-            "blocks_q2_k", "blocks_q3_k", "blocks_q4_k", "blocks_q5_k", "blocks_q6_k", "blocks_iq4_nl", "blocks_iq4_xs",
-            "blocks_mxfp4",
+            "fp8_e4m3", "fp8_e5m2", "int8", "int4", "sfp",
         ],
         elements: &[&[("", "")]],
         text: "template cudaError_t nvb::quantized::launch_plain_encoding<NVB_{ENCODING}>(
     const nvb_linear_quantized_params&, const nvb_launch&);",
+    },
+    Family {
+        stem: "linear_quantized",
+        includes: &["linear/linear_quantized_plain.cuh", "linear/sm80/linear_quantized_blocks.cuh"],
+        encodings: &[
+            "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0", "blocks_q2_k", "blocks_q3_k", "blocks_q4_k",
+            "blocks_q5_k", "blocks_q6_k", "blocks_iq4_nl", "blocks_iq4_xs", "blocks_mxfp4",
+        ],
+        elements: &[&[("", "")]],
+        text: "template cudaError_t nvb::quantized::launch_plain_encoding<NVB_{ENCODING}>(
+    const nvb_linear_quantized_params&, const nvb_launch&);
+template cudaError_t nvb::quantized::launch_blocks_format<NVB_{ENCODING}>(
+    const nvb_linear_quantized_params&, const nvb_launch&);
+template bool nvb::quantized::supports_blocks_format<NVB_{ENCODING}>(const nvb_linear_quantized_params&, const nvb_launch&);",
     },
     Family {
         stem: "attention_prefill_masked",

@@ -2,6 +2,7 @@
 #include "../common/hopper.h"
 #include "../common/linear_epilogue.cuh"
 #include "../common/vector.cuh"
+#include "sm80/linear_quantized_blocks.h"
 #include "sm90/linear_quantized_decode.h"
 
 #include "linear_quantized_kernels.h"
@@ -134,6 +135,8 @@ constexpr Kernel kKernels[] = {
     {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kMma32>},
     {"linear_quantized_mma64", fits_tensor_cores, launch_tensor_cores<Tokens::kMma64>},
+    {"linear_quantized_blocks", [](Params p, Launch l) { return p.m <= 16 && supports_blocks(p, l); }, launch_blocks,
+     supports_blocks},
     {"linear_quantized_plain", [](Params, Launch) { return true; }, launch_plain},
 };
 

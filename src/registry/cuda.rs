@@ -1,7 +1,7 @@
 //! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Family, Kernel, Limits, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED, QUANTIZED_AND_BLOCKS};
+use super::{Family, Kernel, Limits, BLOCK_ENCODINGS, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED, QUANTIZED_AND_BLOCKS};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
 use crate::tensor::DType;
@@ -166,6 +166,15 @@ pub const KERNELS: &[Kernel] = &[
         CHUNKS,
         "Tiles of 64 tokens; weight and tokens pass through shared memory.",
     ),
+    Kernel {
+        inputs: FLOATS,
+        encodings: BLOCK_ENCODINGS,
+        ..quantized(
+            "linear_quantized_blocks",
+            Limits { capability: 80, depth_multiple: 32, ..Limits::NONE },
+            "Blocks of GGUF as bytes on tensor cores, the input as two or three bytes a number; up to 16 tokens it leads.",
+        )
+    },
     Kernel {
         encodings: QUANTIZED_AND_BLOCKS,
         ..quantized("linear_quantized_plain", Limits::NONE, "Plain f32 arithmetic, eight tokens a pass.")

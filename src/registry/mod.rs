@@ -82,6 +82,7 @@ const QUANTIZED: &[Encoding] = &Encoding::QUANTIZED;
 const BLOCKS: usize = BlockFormat::ALL.len();
 /// The quantised encodings, and the blocks of files.
 const QUANTIZED_AND_BLOCKS: &[Encoding] = &with_blocks::<{ Encoding::QUANTIZED.len() + BLOCKS }>(QUANTIZED);
+const BLOCK_ENCODINGS: &[Encoding] = &with_blocks::<BLOCKS>(&[]);
 const EVERY_ENCODING: &[Encoding] =
     &joined::<{ FLOAT_ENCODINGS.len() + QUANTIZED_AND_BLOCKS.len() }>(FLOAT_ENCODINGS, QUANTIZED_AND_BLOCKS);
 
@@ -97,7 +98,7 @@ const fn with_blocks<const N: usize>(first: &[Encoding]) -> [Encoding; N] {
 
 /// One list behind the other; N is the number of both.
 const fn joined<const N: usize>(first: &[Encoding], second: &[Encoding]) -> [Encoding; N] {
-    let mut all = [first[0]; N];
+    let mut all = [second[0]; N];
     let mut at = 0;
     while at < N {
         all[at] = if at < first.len() { first[at] } else { second[at - first.len()] };

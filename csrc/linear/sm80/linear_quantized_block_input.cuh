@@ -1,0 +1,136 @@
+// x of linear_quantized_blocks.cuh: from memory to the bytes in shared memory that an mma multiplies.
+#pragma once
+
+#include <math_constants.h>
+
+#include "linear_quantized_block_plan.cuh"
+
+namespace nvb {
+namespace quantized {
+namespace blocks {
+
+// Eight neighbours of x, a lane's part of a unit, as they lie in memory.
+template <typename T>
+struct InputPart {
+  static constexpr int kLoads = 8 / kVector<T>;
+  uint4 raw[kLoads];
+
+  __device__ __forceinline__ void load(const T* from, bool vectors) {
+    if (vectors) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) raw[i] = reinterpret_cast<const uint4*>(from)[i];
+      return;
+    }
+    T* const elements = reinterpret_cast<T*>(raw);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) elements[i] = from[i];
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) raw[i] = make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ float value(int i) const { return to_float(reinterpret_cast<const T*>(raw)[i]); }
+};
+
+// What one unit of a token is multiplied by before it is rounded to whole numbers, and what undoes it. `maximum`: the
+// bits of its largest finite size. Two bytes hold up to 127 * 256 + 127; of three a power of two is used, below 2^22.
+template <int Split>
+__device__ __forceinline__ float2 unit_scales(uint32_t maximum) {
+  if constexpr (Split == 3) {
+    const uint32_t exponent = max(maximum >> 23, 22u);
+    return make_float2(__uint_as_float((275u - exponent) << 23), __uint_as_float((exponent - 21u) << 23));
+  } else {
+    constexpr float kMost = 127.0f * 256.0f;
+    const float largest = fmaxf(__uint_as_float(maximum), 1e-30f);
+    return make_float2(kMost / largest, largest / kMost);
+  }
+}
+
+// Puts one unit of a token into shared memory, as bytes in the order in which lanes of an mma want them: of 32 elements
+// those that a quad's lane t needs, 4 t ..+3 and 16 + 4 t ..+3, are neighbours. Of a unit with a number that is not
+// finite nothing but NaN comes, for which the sums of the token are taken again.
+template <typename T>
+__device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x, int columns, float* inverses) {
+  constexpr int kSplit = kDtype<T> == NVB_F32 ? 3 : 2;
+  uint32_t maximum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t bits = __float_as_uint(part.value(i)) & 0x7fffffffu;
+    maximum = max(maximum, bits);
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    maximum = max(maximum, __shfl_xor_sync(~0u, maximum, distance));
+  }
+  const bool finite = maximum < 0x7f800000u;
+  const float2 scales = unit_scales<kSplit>(finite ? maximum : 0);
+  // The bytes of a number plus 0x80 in each place but the first, and 0x80 less each, are its digits with a sign.
+  constexpr uint32_t kSigns = kSplit == 3 ? 0x8080u : 0x80u;
+  uint32_t numbers[8], words[kSplit][2];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int whole = finite ? __float2int_rn(part.value(i) * scales.x) : 0;
+    numbers[i] = (static_cast<uint32_t>(whole) + kSigns) ^ kSigns;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t* const four = numbers + 4 * half;
+#pragma unroll
+    for (int digit = 0; digit < kSplit; ++digit) {
+      const uint32_t pair = digit | (digit + 4) << 4;  // byte `digit` of each
+      words[digit][half] =
+          __byte_perm(__byte_perm(four[0], four[1], pair), __byte_perm(four[2], four[3], pair), 0x5410);
+    }
+  }
+  const int lane = threadIdx.x % 32, quarter = lane % 4;
+  uint8_t* const at = x + lane / 4 * 32 + quarter % 2 * 16 + quarter / 2 * 4;
+  float weight = finite ? scales.y : CUDART_NAN_F;
+#pragma unroll
+  for (int digit = 0; digit < kSplit; ++digit) {
+    *reinterpret_cast<uint32_t*>(at + digit * columns) = words[digit][0];
+    *reinterpret_cast<uint32_t*>(at + digit * columns + 8) = words[digit][1];
+    if (lane == digit) inverses[digit] = weight;
+    weight *= 256.0f;
+  }
+}
+
+// Puts a part of the pass's units of x into shared memory: those from `warp` on in steps of `warps`, two of them on
+// their way at a time. `meanwhile` is called while the first are. `inverses` has kColumns for each unit.
+template <int kColumns, typename T, typename Meanwhile>
+__device__ __forceinline__ void stage_x(const nvb_linear_quantized_params& p, const Plan& plan, int64_t first,
+                                        int tokens, int warp, int warps, uint8_t* x, float* inverses,
+                                        Meanwhile&& meanwhile) {
+  constexpr int kBatch = 2, kSplit = kDtype<T> == NVB_F32 ? 3 : 2;
+  const int lane = threadIdx.x % 32;
+  const T* const input = static_cast<const T*>(p.input) + first * p.input_stride + 8 * lane;
+  InputPart<T> parts[kBatch];
+  int tokens_of[kBatch], units_of[kBatch], token = 0, unit = warp;
+  const auto load = [&] {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      while (unit >= plan.units) unit -= plan.units, ++token;
+      tokens_of[i] = token, units_of[i] = unit;
+      if (token < tokens && unit * kUnit + 8 * lane < p.k) {
+        parts[i].load(input + token * p.input_stride + unit * kUnit, plan.vectors);
+      } else {
+        parts[i].clear();
+      }
+      unit += warps;
+    }
+  };
+  load();
+  meanwhile();
+  for (;;) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (tokens_of[i] >= tokens) return;
+      store_unit(parts[i], x + tokens_of[i] * kSplit * plan.columns + units_of[i] * kUnit, plan.columns,
+                 inverses + units_of[i] * kColumns + tokens_of[i] * kSplit);
+    }
+    load();
+  }
+}
+
+}  // namespace blocks
+}  // namespace quantized
+}  // namespace nvb
