@@ -8,6 +8,7 @@
 
 #include "../common/activation.cuh"
 #include "../common/linear_epilogue.h"
+#include "../common/programmatic_launch.cuh"
 #include "../common/quantized_row.cuh"
 #include "gated_activation.h"
 
@@ -32,6 +33,7 @@ __device__ __forceinline__ void load_columns(const T* source, float (&values)[kC
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) gated_activation(const nvb_gated_activation_params p, const bool vectors) {
+  begin_overlapped();
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kColumns;
   if (column >= p.columns) return;
   for (int64_t row = blockIdx.y; row < p.rows; row += gridDim.y) {
@@ -80,6 +82,7 @@ __device__ __forceinline__ void load_values(const nvb_gated_activation_params& p
 template <typename T, bool Keeps>
 __global__ void __launch_bounds__(kRowThreads)
     gated_activation_quantized(const nvb_gated_activation_params p, const bool vectors) {
+  begin_overlapped();
   const int64_t row = blockIdx.x;
   const QuantizedRowTarget target = {p.quantized_output, p.output, p.output_stride, p.columns, p.output_dtype, vectors};
   quantize_row<Keeps>(target, row, [&](int64_t column, float(&values)[kRowColumns]) {
@@ -94,17 +97,13 @@ cudaError_t launch_dtype(const nvb_gated_activation_params& p, const nvb_launch&
   if (p.quantized_output.data != nullptr) {
     if (p.rows > 0x7fffffff) return cudaErrorInvalidValue;
     const unsigned rows = static_cast<unsigned>(p.rows), threads = row_threads(p.rows, p.columns, launch);
-    if (p.columns <= kKeptRow) {
-      gated_activation_quantized<T, true><<<rows, threads, 0, launch.stream>>>(p, vectors);
-    } else {
-      gated_activation_quantized<T, false><<<rows, threads, 0, launch.stream>>>(p, vectors);
-    }
-    return cudaPeekAtLastError();
+    const auto kernel =
+        p.columns <= kKeptRow ? gated_activation_quantized<T, true> : gated_activation_quantized<T, false>;
+    return launch_overlapped(kernel, dim3(rows), dim3(threads), 0, &launch, p, vectors);
   }
   const dim3 grid(static_cast<unsigned>((p.columns + kThreads * kColumns - 1) / (kThreads * kColumns)),
                   static_cast<unsigned>(std::min(p.rows, static_cast<int64_t>(65535))));
-  gated_activation<T><<<grid, kThreads, 0, launch.stream>>>(p, vectors);
-  return cudaPeekAtLastError();
+  return launch_overlapped(gated_activation<T>, grid, dim3(kThreads), 0, &launch, p, vectors);
 }
 
 cudaError_t launch_interleaved(const nvb_gated_activation_params& p, const nvb_launch& launch) {

@@ -2,6 +2,7 @@
 //
 // Work: tiles of columns by rows; a thread converts up to four vectors of 8, 4 or 1 elements of one row. The row's
 // number is read by all of its threads, which the first level of cache serves. Shared memory: none.
+#include "../common/programmatic_launch.cuh"
 #include "../common/row_block.cuh"
 #include "../common/runtime_vector.cuh"
 #include "scatter_rows.h"
@@ -14,6 +15,7 @@ constexpr int kVectors = 4;
 template <int Width>
 __global__ void __launch_bounds__(kTileThreads)
     scatter_rows_kernel(const nvb_scatter_rows_params p, const int64_t rows, const uint32_t column_tiles) {
+  begin_overlapped();
   const int64_t row = static_cast<int64_t>(blockIdx.x / column_tiles) * blockDim.y + threadIdx.y;
   if (row >= rows) return;
   const int64_t token = row % p.shape[2];
@@ -48,9 +50,8 @@ cudaError_t enqueue(const nvb_scatter_rows_params& p, const nvb_launch* launch) 
   const int64_t rows = p.shape[0] * p.shape[1] * p.shape[2];
   const tile_grid grid = make_tile_grid(rows, p.shape[3], Width, kVectors);
   if (!fits_grid(grid.blocks)) return cudaErrorInvalidValue;
-  scatter_rows_kernel<Width>
-      <<<static_cast<unsigned>(grid.blocks), grid.block, 0, launch->stream>>>(p, rows, grid.column_tiles);
-  return cudaGetLastError();
+  return launch_overlapped(scatter_rows_kernel<Width>, dim3(static_cast<unsigned>(grid.blocks)), grid.block, 0, launch,
+                           p, rows, static_cast<uint32_t>(grid.column_tiles));
 }
 
 // The widest vectors for which rows of every outer place are aligned.

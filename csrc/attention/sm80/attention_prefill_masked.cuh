@@ -7,8 +7,8 @@
 //
 // Work: a block of 8 warps has up to 8 pairs of a row and a query head, which one KV head serves, and a part of its
 // keys; a cluster (9.0) has the parts, whose results meet by writes into one another's shared memory. A warp takes
-// tiles of 32 keys in turn. What the mask hides from all pairs is not read, and a tile of such keys costs its mask
-// alone.
+// tiles of 32 keys in turn, or of 8 while there is a warp for each. What the mask hides from all pairs is not read, and
+// a tile of such keys costs its mask alone.
 //
 // Q . K^T runs on tensor cores, keys as the second operand: a lane loads 16 bytes of a key, which are its elements of
 // two products, so keys need no shared memory. Rows 0 to 7 of the first operand are the queries rounded to the keys'
@@ -28,17 +28,18 @@
 namespace nvb {
 
 inline constexpr int kMaskedWarps = 8;
-inline constexpr int kMaskedKeys = 32;   // of a warp's tile
+inline constexpr int kMaskedKeys = 32;  // of a warp's tile
+inline constexpr int kFewMaskedKeys = 8;
 inline constexpr int kMaskedSplits = 8;  // blocks of a cluster
 
-template <int kPairs, int kHeadDim>
+template <int kPairs, int kHeadDim, int kKeys>
 struct MaskedShared {
   union {
     float outputs[kMaskedWarps / 2][kPairs][kHeadDim];
     // [block of the cluster][pair][column of this block's share]: as many elements as a row has, in all.
     float parts[kPairs * kHeadDim];
   };
-  float probabilities[kMaskedWarps][kPairs][kMaskedKeys];
+  float probabilities[kMaskedWarps][kPairs][kKeys];
   float rescales[kMaskedWarps][kPairs];
   float2 states[kMaskedWarps][kPairs];                      // maximum and sum of each warp
   __align__(16) float4 part_states[kMaskedSplits][kPairs];  // and of each block
@@ -72,13 +73,13 @@ __device__ __forceinline__ void split_pair<__nv_bfloat16>(float x, float y, uint
   low = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
-template <typename T, int kHeadDim, int kPairs>
+template <typename T, int kHeadDim, int kPairs, int kKeys>
 __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
     attention_prefill_masked_kernel(const __grid_constant__ PrefillArguments arguments) {
   constexpr int kSteps = kHeadDim / 32;    // of 32 elements, 8 a lane of a quad
   constexpr int kColumns = kHeadDim / 32;  // of the output, a lane
-  constexpr int kTiles = kMaskedKeys / 8;  // of 8 keys
-  __shared__ __align__(16) MaskedShared<kPairs, kHeadDim> shared;
+  constexpr int kTiles = kKeys / 8;        // of 8 keys
+  __shared__ __align__(16) MaskedShared<kPairs, kHeadDim, kKeys> shared;
 
   // Which pairs, and which part of the keys.
   const nvb_attention_prefill_params& p = arguments.params;
@@ -140,8 +141,9 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   // The keys of a tile that some pair sees, a bit each.
   const auto seen_by_some = [&](int first_key) {
     const int key = first_key + lane;
-    bool seen = key < length && p.mask == nullptr;
-    if (key < length && p.mask != nullptr) {
+    const bool is_key = key < length && lane < kKeys;
+    bool seen = is_key && p.mask == nullptr;
+    if (is_key && p.mask != nullptr) {
       for (int pair = 0; pair < pairs; ++pair) {
         if (pair > 0 && p.mask_head_stride == 0 && row_of(pair) == row_of(pair - 1)) continue;
         seen = seen || load_element(p.mask, p.mask_dtype, mask_of(pair) + key) != -CUDART_INF_F;
@@ -153,8 +155,8 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   float output[kPairs][kColumns] = {};
   float maximum = -CUDART_INF_F;  // of the own pair, in powers of two
   float sum = 0.0f;               // of this lane's keys of it
-  for (int first_key = (warp * splits + split) * kMaskedKeys; first_key < length;
-       first_key += splits * kMaskedWarps * kMaskedKeys) {
+  for (int first_key = (warp * splits + split) * kKeys; first_key < length;
+       first_key += splits * kMaskedWarps * kKeys) {
     const uint32_t seen = seen_by_some(first_key);
     if (seen == 0) continue;
 
@@ -394,25 +396,36 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
 }
 
 // Blocks of a cluster: as many as the device has places for, each with keys for its warps, where there are clusters.
-inline int masked_splits(const nvb_launch& launch, int64_t blocks, int longest) {
+inline int masked_splits(const nvb_launch& launch, int64_t blocks, int longest, int keys) {
   if (launch.capability < 90 || launch.capability >= 120) return 1;
   int splits = 1;
-  while (splits < kMaskedSplits && 2 * splits * blocks <= launch.multiprocessors && splits * kMaskedKeys < longest) {
+  while (splits < kMaskedSplits && 2 * splits * blocks <= launch.multiprocessors && splits * keys < longest) {
     splits *= 2;
   }
   return splits;
 }
 
-template <typename T, int kHeadDim, int kPairs>
-cudaError_t launch_prefill_masked_of(const PrefillArguments& arguments, int most_pairs, int longest,
-                                     const nvb_launch& launch) {
+template <typename T, int kHeadDim, int kPairs, int kKeys>
+cudaError_t launch_prefill_masked_keys(const PrefillArguments& arguments, int most_pairs, int longest,
+                                       const nvb_launch& launch) {
   const nvb_attention_prefill_params& p = arguments.params;
   const int64_t chunks = (most_pairs + kPairs - 1) / kPairs * int64_t{p.kv_heads};
   if (chunks > 65535) return cudaErrorInvalidValue;
-  const int splits = masked_splits(launch, chunks * p.sequences, longest);
+  const int splits = masked_splits(launch, chunks * p.sequences, longest, kKeys);
   const dim3 grid(splits, static_cast<unsigned>(chunks), p.sequences);
-  return launch_overlapped_clusters(attention_prefill_masked_kernel<T, kHeadDim, kPairs>, grid, dim3(splits),
+  return launch_overlapped_clusters(attention_prefill_masked_kernel<T, kHeadDim, kPairs, kKeys>, grid, dim3(splits),
                                     dim3(kMaskedWarps * 32), 0, &launch, arguments);
+}
+
+template <typename T, int kHeadDim, int kPairs>
+cudaError_t launch_prefill_masked_of(const PrefillArguments& arguments, int most_pairs, int longest,
+                                     const nvb_launch& launch) {
+  // Where blocks fill the device anyway, small tiles only cost more steps.
+  const bool few = longest <= kMaskedSplits * kMaskedWarps * kFewMaskedKeys &&
+                   int64_t{4} * most_pairs / kPairs * arguments.params.kv_heads * arguments.params.sequences <=
+                       launch.multiprocessors;
+  return few ? launch_prefill_masked_keys<T, kHeadDim, kPairs, kFewMaskedKeys>(arguments, most_pairs, longest, launch)
+             : launch_prefill_masked_keys<T, kHeadDim, kPairs, kMaskedKeys>(arguments, most_pairs, longest, launch);
 }
 
 template <typename T, int kHeadDim>
