@@ -13,6 +13,10 @@ namespace {
 // Views of a cache that grows are weights of their own, so the list is emptied when it has grown this long.
 constexpr size_t kMostWeights = 8192;
 
+// A step of a decode has nine inputs, of which the mask is the largest, and each would wait some 10 us for its copy.
+constexpr size_t kMostStaged = 64 << 10;
+constexpr size_t kStagingBytes = 1 << 20;
+
 std::string last_error() {
   char text[1024];
   nvb_last_error_message(text, sizeof text);
@@ -59,6 +63,12 @@ std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::st
   nvb_device_info_init(&device->info_);
   if (status == NVB_OK) status = nvb_backend_get_device_info(device->backend_, &device->info_);
   if (status == NVB_OK) status = nvb_stream_create(device->backend_, 0, &device->copies_);
+  if (status == NVB_OK && !device->is_cpu()) {
+    void* staging = nullptr;
+    status = nvb_host_allocate(device->backend_, kStagingBytes, &staging);
+    device->staging_ = static_cast<char*>(staging);
+    if (status == NVB_OK) status = nvb_event_create(device->backend_, &device->staged_event_);
+  }
   if (!device->succeeded(status, selector.c_str())) return nullptr;
   for (char* at = device->info_.pci_bus_id; *at != '\0'; ++at) *at = static_cast<char>(std::tolower(*at));
   return device;
@@ -68,7 +78,10 @@ DeviceState::~DeviceState() {
   weights_.clear();
   for (const auto& entry : attentions_) nvb_attention_destroy(entry.second);
   for (nvb_stream* stream : streams_) nvb_stream_destroy(stream);
+  if (copies_ != nullptr) succeeded(nvb_stream_synchronize(copies_), "ending the copies");
   nvb_stream_destroy(copies_);
+  nvb_event_destroy(staged_event_);
+  if (staging_ != nullptr) free_host(staging_, kStagingBytes);
   nvb_memory_manager_destroy(memory_);
   nvb_backend_destroy(backend_);
 }
@@ -111,6 +124,7 @@ void DeviceState::free(void* pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // The block may be used anew at once, so nothing that other streams have queued may still read it.
   for (nvb_stream* stream : streams_) succeeded(nvb_stream_synchronize(stream), "waiting to free a buffer");
+  succeeded(nvb_stream_synchronize(copies_), "waiting to free a buffer");
   succeeded(nvb_memory_free(memory_, pointer, nullptr), "freeing a buffer");
 }
 
@@ -124,9 +138,37 @@ void DeviceState::free_host(void* pointer, size_t bytes) {
   succeeded(nvb_host_free(backend_, pointer, bytes == 0 ? 1 : bytes), "freeing host memory");
 }
 
+// Copies by way of the staging memory, without a wait; false if it cannot. The mutex is held.
+bool DeviceState::stage(void* to, const void* from, size_t bytes) {
+  if (staging_ == nullptr || bytes > kMostStaged) return false;
+  if (staged_ + bytes > kStagingBytes) {
+    if (nvb_stream_synchronize(copies_) != NVB_OK) return false;
+    staged_ = 0;
+  }
+  char* const place = staging_ + staged_;
+  std::memcpy(place, from, bytes);
+  if (nvb_memory_copy(memory_, to, place, bytes, NVB_COPY_HOST_TO_DEVICE, copies_) != NVB_OK) return false;
+  staged_ += (bytes + 255) / 256 * 256;
+  stagings_.fetch_add(1, std::memory_order_release);
+  return true;
+}
+
+void DeviceState::order_after_copies(nvb_stream* stream) {
+  if (stagings_.load(std::memory_order_acquire) == 0) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const uint64_t all = stagings_.load(std::memory_order_relaxed);
+  uint64_t& ordered = ordered_[stream];
+  if (ordered == all) return;
+  nvb_status status = nvb_event_record(staged_event_, copies_);
+  if (status == NVB_OK) status = nvb_stream_wait_event(stream, staged_event_);
+  fail_unless(status, "ordering a stream behind copies");
+  ordered = all;
+}
+
 void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) {
   if (bytes == 0) return;
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (kind == NVB_COPY_HOST_TO_DEVICE && stage(to, from, bytes)) return;
   nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, copies_);
   if (status == NVB_OK) status = nvb_stream_synchronize(copies_);
   fail_unless(status, "copying a tensor");
@@ -153,6 +195,7 @@ nvb_status DeviceState::queue_free(void* memory, nvb_stream* stream) const {
 }
 
 void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
+  order_after_copies(stream);
   fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
 }
 
@@ -167,6 +210,7 @@ nvb_stream* DeviceState::create_stream() {
 void DeviceState::destroy_stream(nvb_stream* stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   streams_.erase(stream);
+  ordered_.erase(stream);
   succeeded(nvb_stream_synchronize(stream), "ending a stream");
   nvb_stream_destroy(stream);
 }

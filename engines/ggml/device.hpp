@@ -96,15 +96,20 @@ class DeviceState {
   void* allocate_host(size_t bytes);
   void free_host(void* pointer, size_t bytes);
 
-  // Copies and fills that have happened when they return. On failure the device is marked (see `failed`).
+  // Copies and fills that have happened when they return, as far as the host and this device's streams can tell: little
+  // that goes to a GPU waits in page-locked memory, and streams wait for it (`order_after_copies`). On failure the
+  // device is marked (see `failed`).
   void copy(void* to, const void* from, size_t bytes, uint32_t kind);
   void fill(void* to, uint8_t value, size_t bytes);
-  // Queues a copy on a stream.
+  // Lets what comes on the stream follow the copies that are on their way. To be called before anything is queued
+  // there.
+  void order_after_copies(nvb_stream* stream);
+  // Queues a copy on a stream, within a graph.
   nvb_status queue_copy(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
   // Memory in the order of a stream.
   nvb_status queue_allocate(size_t bytes, nvb_stream* stream, void** memory) const;
   nvb_status queue_free(void* memory, nvb_stream* stream) const;
-  // As `queue_copy`, for where no error can be reported.
+  // A copy of the host's in the order of a stream, for which no error can be reported.
   void copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream);
 
   // Weights and attentions are made when they are first used. A weight reads the tensor in place, so it stays while the
@@ -129,6 +134,7 @@ class DeviceState {
  private:
   DeviceState(const Host& host, std::string name) : host_(host), name_(std::move(name)) {}
   nvb_status borrow(const WeightKey& key, nvb_weight** weight) const;
+  bool stage(void* to, const void* from, size_t bytes);
 
   const Host& host_;
   std::string name_;
@@ -138,6 +144,13 @@ class DeviceState {
   // Copies that the host waits for go on it. It orders them with work of other streams by waiting for those itself, as
   // it does for every back end, so one that copies a step's inputs does not wait for the rest of the device.
   nvb_stream* copies_ = nullptr;
+  // Page-locked memory for what the host gives, used in turn; NULL on the CPU.
+  char* staging_ = nullptr;
+  size_t staged_ = 0;
+  nvb_event* staged_event_ = nullptr;
+  // Counts the copies from there, and what of them each stream waits for.
+  std::atomic<uint64_t> stagings_{0};
+  std::map<nvb_stream*, uint64_t> ordered_;
   // Of that stream and of what is below.
   std::mutex mutex_;
   std::map<WeightKey, Weight> weights_;

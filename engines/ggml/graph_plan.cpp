@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "own_memory.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
@@ -22,6 +23,9 @@ const Tensor* other_operand(const Tensor& node, const Tensor* tensor) {
 bool is_plain_f32(const Tensor& tensor) {
   return tensor.type == TYPE_F32 && has_rows(tensor) && has_element_strides(tensor);
 }
+
+// `parameters[0]` of a product that shall not be rounded.
+constexpr int32_t kPrecisionOfF32 = 10;
 
 }  // namespace
 
@@ -154,13 +158,27 @@ void GraphPlan::read(const Host& host, Graph* graph, bool joins, bool narrows) {
   nodes_.clear();
   works_.clear();
   narrow_.clear();
-  narrow_bytes_ = 0;
+  stacks_.clear();
+  moved_.clear();
+  own_bytes_ = 0;
   for (int index = 0, count = host.nodes(graph); index < count; ++index) {
     const Tensor* node = host.node(graph, index);
     if (is_work(host, *node)) nodes_.push_back(node);
   }
+  if (joins) find_stacks();
   for (size_t place = 0; place < nodes_.size();) {
     Work work;
+    const auto stacks = stacks_.find(nodes_[place]);
+    if (stacks != stacks_.end()) {
+      for (const StackWork& stack : stacks->second) {
+        work.kind = Work::Kind::Stack;
+        work.node = stack.products[0];
+        work.stack = stack;
+        works_.push_back(work);
+      }
+      ++place;
+      continue;
+    }
     work.node = nodes_[place];
     size_t count = 0;
     if (joins) count = join_rotation(place, work);
@@ -169,6 +187,7 @@ void GraphPlan::read(const Host& host, Graph* graph, bool joins, bool narrows) {
     place += count == 0 ? 1 : count;
   }
   if (narrows) find_narrow(host);
+  place_stacks();
 }
 
 // Results that only products with weights of one 16-bit type read. Such products round them to that type anyway, on
@@ -191,20 +210,19 @@ void GraphPlan::find_narrow(const Host& host) {
       roots[node] = root == roots.end() ? from : root->second;
     }
   }
-  constexpr int32_t kPrecisionOfF32 = 10;
   for (size_t place = 0; place < works_.size(); ++place) {
     const Tensor& node = *works_[place].node;
-    if (works_[place].kind != Work::Kind::Node || host.op(node) != Op::MatMul) continue;
+    const bool is_stack = works_[place].kind == Work::Kind::Stack;
+    if (!is_stack && (works_[place].kind != Work::Kind::Node || host.op(node) != Op::MatMul)) continue;
     const Tensor &weight = *node.source[0], &input = *node.source[1];
     if ((weight.type != TYPE_F16 && weight.type != TYPE_BF16) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
     if (!has_rows(weight) || node.parameters[0] == kPrecisionOfF32 || !is_contiguous(input)) continue;
     const auto root = roots.find(&input);
-    readers[root == roots.end() ? &input : root->second].push_back({place, weight.type});
+    const size_t count = is_stack ? works_[place].stack.products.size() : 1;
+    std::vector<Reader>& all = readers[root == roots.end() ? &input : root->second];
+    all.insert(all.end(), count, {place, weight.type});
   }
 
-  struct Live {
-    size_t at, bytes, last;
-  };
   std::vector<Live> live;
   for (size_t place = 0; place < works_.size(); ++place) {
     const Work& work = works_[place];
@@ -239,17 +257,8 @@ void GraphPlan::find_narrow(const Host& host) {
       last = std::max(last, reader.place);
     }
     if (!agree) continue;
-    // The lowest gap among what is still to be read.
-    live.erase(std::remove_if(live.begin(), live.end(), [&](const Live& one) { return one.last < place; }), live.end());
-    std::sort(live.begin(), live.end(), [](const Live& one, const Live& other) { return one.at < other.at; });
-    const size_t bytes = (static_cast<size_t>(elements(*result)) * 2 + 255) / 256 * 256;
-    size_t at = 0;
-    for (const Live& one : live) {
-      if (at + bytes <= one.at) break;
-      at = std::max(at, one.at + one.bytes);
-    }
-    live.push_back({at, bytes, last});
-    narrow_bytes_ = std::max(narrow_bytes_, at + bytes);
+    const size_t at = place_among(live, place, last, static_cast<size_t>(elements(*result)) * 2);
+    own_bytes_ = std::max(own_bytes_, live.back().at + live.back().bytes);
     narrow_[result] = {type, at};
     for (const Tensor* view : views) narrow_[view] = {type, at};
   }

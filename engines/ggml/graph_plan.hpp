@@ -4,6 +4,10 @@
 // Nodes are done together only where they follow one another, and where nobody but the next of them reads what lies
 // between: neither another node, as the host's use counts tell, nor the host itself. The call then has the place of the
 // last of them, and memory that it writes before all of it is read must not be what it reads.
+//
+// Products of one row with one input are done at the place of the first, and as one where their weights lie one behind
+// the other in memory. Their results are in the stream's own memory, because the host's for the later ones may not be
+// free yet.
 #pragma once
 
 #include <map>
@@ -36,11 +40,18 @@ struct RotationWork {
   float factor = 1.0f;
 };
 
+// Products with weights that lie one behind the other, and where the first result goes; the others follow it.
+struct StackWork {
+  std::vector<const Tensor*> products;
+  size_t at = 0;
+};
+
 struct Work {
-  enum class Kind : uint8_t { Node, Norm, Rotation } kind = Kind::Node;
+  enum class Kind : uint8_t { Node, Norm, Rotation, Stack } kind = Kind::Node;
   const Tensor* node = nullptr;  // the first, for messages
   NormWork norm;
   RotationWork rotation;
+  StackWork stack;
 };
 
 class GraphPlan {
@@ -49,11 +60,15 @@ class GraphPlan {
   void read(const Host& host, Graph* graph, bool joins, bool narrows);
 
   const std::vector<Work>& works() const { return works_; }
-  // Bytes that results in 16 bits take, and where one of them, or a view of one, lies in them.
-  size_t narrow_bytes() const { return narrow_bytes_; }
+  // Bytes of the stream's own memory that results take.
+  size_t own_bytes() const { return own_bytes_; }
+  // Whether the tensor, or what it is a view of, is a result in 16 bits.
   bool is_narrow(const Tensor* tensor) const { return narrow_.count(tensor) != 0; }
   // The tensor as it lies in such memory.
   Tensor narrowed(const Tensor& tensor, char* memory) const;
+  // Whether the tensor, or what it is a view of, is a result of stacked products; and as it lies in own memory.
+  bool is_moved(const Tensor* tensor) const { return moved_.count(tensor) != 0; }
+  Tensor moved(const Tensor& tensor, char* memory) const;
 
  private:
   struct Narrow {
@@ -65,13 +80,23 @@ class GraphPlan {
   size_t join_norm(size_t first, Work& work) const;
   size_t join_rotation(size_t first, Work& work) const;
   void find_narrow(const Host& host);
+  void find_stacks();
+  bool is_of_graph_alone(const Tensor* result) const;
+  void place_stacks();
 
   Graph* graph_ = nullptr;
   const Host* host_ = nullptr;
   std::vector<const Tensor*> nodes_;
   std::vector<Work> works_;
   std::map<const Tensor*, Narrow> narrow_;
-  size_t narrow_bytes_ = 0;
+  // The stacks that stand in the place of a node.
+  std::map<const Tensor*, std::vector<StackWork>> stacks_;
+  // Where results of stacks and their views lie.
+  std::map<const Tensor*, size_t> moved_;
+  // How often nodes of the graph read a tensor.
+  std::map<const Tensor*, int> reads_;
+  std::map<const Tensor*, std::vector<const Tensor*>> views_;
+  size_t own_bytes_ = 0;
 };
 
 // Whether the library computes the work: addresses, strides and types.

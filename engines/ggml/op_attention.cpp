@@ -77,6 +77,29 @@ TypeTraits converted_type(const Step& step) {
   return traits(step.device.is_cpu() ? TYPE_F32 : TYPE_F16);
 }
 
+// From so many rows on queries become the type of the keys on a GPU: its tensor cores multiply two operands of one
+// type, and fewer rows have a kernel that does not round them.
+constexpr int64_t kLeastRowsToRound = 65;
+
+// The type that queries are rounded to; F32 if they stay as they are.
+int32_t query_type(const Step& step, const Inputs& in) {
+  const int32_t key = are_read_in_place(in) ? in.key.type : static_cast<int32_t>(TYPE_F16);
+  const bool rounds = step.device.rounds_to_halves() && in.rows() >= kLeastRowsToRound && key != TYPE_F32;
+  return rounds ? key : static_cast<int32_t>(TYPE_F32);
+}
+
+// Queries in a type of 16 bits in `memory`, token by token with all of its heads.
+Tensor by_tokens(const Tensor& from, int32_t type, void* memory) {
+  Tensor to = from;
+  to.type = type;
+  to.data = memory;
+  to.nb[0] = 2;
+  to.nb[2] = to.nb[0] * static_cast<size_t>(from.ne[0]);
+  to.nb[1] = to.nb[2] * static_cast<size_t>(from.ne[2]);
+  to.nb[3] = to.nb[1] * static_cast<size_t>(from.ne[1]);
+  return to;
+}
+
 // Keys or values as floats in `memory`: [batch, tokens, heads, elements].
 nvb_tensor converted(Step& step, const Tensor& from, int64_t batch, void* memory) {
   const uint32_t dtype = converted_type(step).dtype;
@@ -154,15 +177,29 @@ bool flash_attention(Step& step, const Tensor& node) {
   const size_t float_bytes = in_place ? 0 : converted_type(step).bytes;
   const size_t key_at = plan.place(float_bytes * static_cast<size_t>(elements(in.key)));
   const size_t value_at = plan.place(float_bytes * static_cast<size_t>(elements(in.value)));
+  const int32_t rounded = query_type(step, in);
+  const bool rounds = rounded != TYPE_F32;
+  const size_t query_at = plan.place(rounds ? static_cast<size_t>(elements(in.query)) * 2 : 0);
+  // That kernel's output has the type of the keys, or F32.
+  const bool widens = rounds && node.type != TYPE_F32 && node.type != rounded;
+  const size_t output_at = plan.place(widens ? static_cast<size_t>(elements(node)) * sizeof(float) : 0);
   char* memory = step.scratch(plan);
 
   nvb_attention_prefill_args args;
   nvb_attention_prefill_args_init(&args);
-  args.query = sequences(in.query, in.batch());
+  Tensor query = in.query;
+  if (rounds) {
+    query = by_tokens(in.query, rounded, memory + query_at);
+    step.queue([&] { return convert(step, in.query, whole(query)); });
+  }
+  args.query = sequences(query, in.batch());
+  // The kernel wants rows of one sequence behind those of another in queries and outputs alike, of one sequence too.
+  if (rounds) args.query.strides[0] = static_cast<int64_t>(query.nb[3]) / 2;
   args.key = in_place ? sequences(in.key, in.batch()) : converted(step, in.key, in.batch(), memory + key_at);
   args.value = in_place ? sequences(in.value, in.batch()) : converted(step, in.value, in.batch(), memory + value_at);
+  const Tensor output = widens ? in_one_piece(node, TYPE_F32, sizeof(float), memory + output_at) : node;
   args.output =
-      nvb_tensor_make(node.data, traits(node.type).dtype, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
+      nvb_tensor_make(output.data, traits(output.type).dtype, 4, in.batch(), in.rows(), in.heads(), in.value.ne[0]);
   if (has_slopes) {
     args.mask = scaled_mask(step, in, memory + mask_at);
   } else if (in.mask != nullptr) {
@@ -187,6 +224,7 @@ bool flash_attention(Step& step, const Tensor& node) {
     return nvb_attention_prefill(attention, &args, step.stream);
   });
   if (in.sinks != nullptr) add_sinks(step, in, args.lse, args.output);
+  if (widens) step.queue([&] { return convert(step, output, whole(node)); });
   return true;
 }
 

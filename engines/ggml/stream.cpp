@@ -1,14 +1,17 @@
 // Streams: running the host's graphs, call by call or as recordings of such calls.
 #include "stream.hpp"
 
+#include <array>
+
 #include "operations.hpp"
+#include "tensor.hpp"
 
 namespace nvb_ggml {
 StreamState::StreamState(DeviceState& device, nvb_stream* stream)
     : device_(device),
       stream_(stream),
       scratch_(std::make_unique<Scratch>(device, stream)),
-      narrow_(std::make_unique<Scratch>(device, stream)) {
+      own_(std::make_unique<Scratch>(device, stream)) {
   if (is_on("NVB_GGML_GRAPHS", true)) recordings_ = std::make_unique<Recordings>(device, stream);
 }
 
@@ -22,7 +25,7 @@ StreamState::~StreamState() {
   // Its memory goes back in the order of the stream.
   recordings_.reset();
   scratch_.reset();
-  narrow_.reset();
+  own_.reset();
   device_.destroy_stream(stream_);
 }
 
@@ -30,21 +33,55 @@ void StreamState::synchronize() {
   device_.fail_unless(nvb_stream_synchronize(stream_), "waiting for a stream");
 }
 
-nvb_status StreamState::queue(const Work& work, char* narrow) {
-  if (work.kind == Work::Kind::Rotation) return run_rotation(device_, stream_, work.rotation);
+// A product with the weights of a stack as one.
+nvb_status StreamState::queue_stack(const StackWork& stack, char* own) {
+  Tensor node = *stack.products[0], weight = *node.source[0], input = *node.source[1];
+  for (size_t i = 1; i < stack.products.size(); ++i) weight.ne[1] += stack.products[i]->source[0]->ne[1];
+  node.ne[0] = weight.ne[1];
+  node.data = own + stack.at;
+  for (int axis = 1; axis < 4; ++axis) node.nb[axis] = static_cast<size_t>(node.ne[0]) * sizeof(float);
+  if (plan_.is_narrow(node.source[1])) {
+    input = plan_.narrowed(*node.source[1], own);
+  } else if (plan_.is_moved(node.source[1])) {
+    input = plan_.moved(*node.source[1], own);
+  }
+  node.source[0] = &weight;
+  node.source[1] = &input;
+  return run_operation(device_, stream_, *scratch_, node);
+}
+
+nvb_status StreamState::queue(const Work& work, char* own) {
+  // What lies in own memory, in the place of the host's tensor.
+  std::array<Tensor, MAX_SOURCES> moved;
+  const auto where_it_lies = [&](const Tensor* tensor, size_t i) {
+    if (tensor == nullptr || !plan_.is_moved(tensor)) return tensor;
+    moved[i] = plan_.moved(*tensor, own);
+    return static_cast<const Tensor*>(&moved[i]);
+  };
+  if (work.kind == Work::Kind::Stack) return queue_stack(work.stack, own);
+  if (work.kind == Work::Kind::Rotation) {
+    RotationWork rotation = work.rotation;
+    rotation.input = where_it_lies(rotation.input, 0);
+    return run_rotation(device_, stream_, rotation);
+  }
   if (work.kind == Work::Kind::Norm) {
-    const Tensor* output = work.norm.output;
-    if (output == nullptr || !plan_.is_narrow(output)) return run_norm(device_, stream_, work.norm, output);
-    const Tensor placed = plan_.narrowed(*output, narrow);
-    return run_norm(device_, stream_, work.norm, &placed);
+    NormWork norm = work.norm;
+    norm.input = where_it_lies(norm.input, 0);
+    norm.residual = where_it_lies(norm.residual, 1);
+    const Tensor* output = norm.output;
+    if (output == nullptr || !plan_.is_narrow(output)) return run_norm(device_, stream_, norm, output);
+    const Tensor placed = plan_.narrowed(*output, own);
+    return run_norm(device_, stream_, norm, &placed);
   }
   const Tensor& node = *work.node;
-  const bool writes = plan_.is_narrow(&node), reads = node.source[1] != nullptr && plan_.is_narrow(node.source[1]);
-  if (!writes && !reads) return run_operation(device_, stream_, *scratch_, node);
-  Tensor placed = writes ? plan_.narrowed(node, narrow) : node;
+  Tensor placed = plan_.is_narrow(&node) ? plan_.narrowed(node, own) : node;
+  for (size_t i = 0; i < MAX_SOURCES; ++i) {
+    // The host's tensors are not written to, but its structure has no const.
+    placed.source[i] = const_cast<Tensor*>(where_it_lies(node.source[i], i));
+  }
   Tensor input;
-  if (reads) {
-    input = plan_.narrowed(*node.source[1], narrow);
+  if (node.source[1] != nullptr && plan_.is_narrow(node.source[1])) {
+    input = plan_.narrowed(*node.source[1], own);
     placed.source[1] = &input;
   }
   return run_operation(device_, stream_, *scratch_, placed);
@@ -54,13 +91,13 @@ nvb_status StreamState::queue(const Work& work, char* narrow) {
 // tests compare its operations with the host's one by one.
 nvb_status StreamState::queue(Graph* graph) {
   plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", !device_.is_cpu()), device_.rounds_to_halves());
-  char* narrow = nullptr;
-  if (plan_.narrow_bytes() != 0) {
-    const nvb_status status = narrow_->reserve(plan_.narrow_bytes(), &narrow);
-    if (!device_.succeeded(status, "allocating memory for results in 16 bits")) return status;
+  char* own = nullptr;
+  if (plan_.own_bytes() != 0) {
+    const nvb_status status = own_->reserve(plan_.own_bytes(), &own);
+    if (!device_.succeeded(status, "allocating memory for results")) return status;
   }
   for (const Work& work : plan_.works()) {
-    const nvb_status status = queue(work, narrow);
+    const nvb_status status = queue(work, own);
     if (device_.succeeded(status, device_.host().op_name(*work.node))) continue;
     return status;
   }
@@ -68,6 +105,7 @@ nvb_status StreamState::queue(Graph* graph) {
 }
 
 Status StreamState::compute(Graph* graph) {
+  device_.order_after_copies(stream_);
   if (device_.take_failure()) return STATUS_FAILED;
   nvb_status status = NVB_OK;
   if (recordings_ == nullptr) {
@@ -75,7 +113,7 @@ Status StreamState::compute(Graph* graph) {
   } else {
     status = recordings_->compute(
         graph, [this, graph] { return queue(graph); },
-        [this] { return Recordings::Memory(scratch_->memory(), narrow_->memory()); });
+        [this] { return Recordings::Memory(scratch_->memory(), own_->memory()); });
   }
   if (status == NVB_OK) return STATUS_SUCCESS;
   const bool memory = status == NVB_ERROR_OUT_OF_MEMORY || status == NVB_ERROR_MEMORY_ALLOCATION;

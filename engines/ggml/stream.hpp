@@ -23,13 +23,14 @@ class StreamState {
  private:
   StreamState(DeviceState& device, nvb_stream* stream);
   nvb_status queue(Graph* graph);
-  nvb_status queue(const Work& work, char* narrow);
+  nvb_status queue(const Work& work, char* own);
+  nvb_status queue_stack(const StackWork& stack, char* own);
 
   DeviceState& device_;
   nvb_stream* stream_;
   std::unique_ptr<Scratch> scratch_;
-  // Of results in 16 bits.
-  std::unique_ptr<Scratch> narrow_;
+  // Of results that are not where the host has them.
+  std::unique_ptr<Scratch> own_;
   GraphPlan plan_;
   // NULL where graphs run call by call.
   std::unique_ptr<Recordings> recordings_;

@@ -21,6 +21,7 @@ struct Counts {
   int norms, rotations, elementwise, scatters, narrow_products;
 };
 Counts counts = {};
+int products = 0;
 
 template <typename Function>
 Function* original(const char* name) {
@@ -29,29 +30,30 @@ Function* original(const char* name) {
   return function;
 }
 
-constexpr int64_t kRows = 3, kCells = 24;
+constexpr int64_t kMostRows = 3, kCells = 24;
 
 // What a test reads after the graph, or marks.
 struct Names {
-  ggml_tensor *first_norm, *first, *post, *sum, *second, *query, *key, *cache;
+  ggml_tensor *first_norm, *first, *post, *sum, *second, *query, *key, *raw_key, *cache;
 };
 
 struct Layer {
   // `change` sees the tensors before memory is shared out.
-  Layer(ggml_backend_t backend, ggml_type weights, const std::function<void(ggml_context*, Names&)>& change) {
+  Layer(ggml_backend_t backend, ggml_type weights, int64_t rows,
+        const std::function<void(ggml_context*, Names&)>& change) {
     constants_ = ggml_init({size_t{1} << 20, nullptr, true});
     context_ = ggml_init({size_t{1} << 20, nullptr, true});
     ggml_context *c = context_, *w = constants_;
     const int64_t width = kHeads * kHeadDim;
-    ggml_tensor* input = ggml_new_tensor_2d(w, GGML_TYPE_F32, width, kRows);
+    ggml_tensor* input = ggml_new_tensor_2d(w, GGML_TYPE_F32, width, rows);
     ggml_tensor* scales[3];
     for (ggml_tensor*& scale : scales) scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, width);
     ggml_tensor *query_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim),
                 *key_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim);
     ggml_tensor* matrices[4];
     for (ggml_tensor*& matrix : matrices) matrix = ggml_new_tensor_2d(w, weights, width, width);
-    ggml_tensor* positions = ggml_new_tensor_1d(w, GGML_TYPE_I32, kRows);
-    ggml_tensor* places = ggml_new_tensor_1d(w, GGML_TYPE_I64, kRows);
+    ggml_tensor* positions = ggml_new_tensor_1d(w, GGML_TYPE_I32, rows);
+    ggml_tensor* places = ggml_new_tensor_1d(w, GGML_TYPE_I64, rows);
     names.cache = ggml_new_tensor_2d(w, GGML_TYPE_F16, width, kCells);
 
     // Norm, products, norm and rotation of heads, rows of a cache.
@@ -59,15 +61,16 @@ struct Layer {
     names.first_norm = ggml_rms_norm(c, x, 1e-5f);
     names.first = ggml_mul(c, names.first_norm, scales[0]);
     const auto heads = [&](ggml_tensor* matrix, ggml_tensor* scale) {
-      ggml_tensor* all = ggml_reshape_3d(c, ggml_mul_mat(c, matrix, names.first), kHeadDim, kHeads, kRows);
+      names.raw_key = ggml_mul_mat(c, matrix, names.first);
+      ggml_tensor* all = ggml_reshape_3d(c, names.raw_key, kHeadDim, kHeads, rows);
       return ggml_rope_ext(c, ggml_mul(c, ggml_rms_norm(c, all, 1e-6f), scale), positions, nullptr, kHeadDim,
                            GGML_ROPE_TYPE_NEOX, 0, 1e4f, 1.0f, 0.0f, 1.0f, 32.0f, 1.0f);
     };
     names.query = ggml_scale(c, heads(matrices[0], query_scale), 0.125f);
     names.key = heads(matrices[1], key_scale);
-    ggml_tensor* cached = ggml_set_rows(c, names.cache, ggml_reshape_2d(c, names.key, width, kRows), places);
+    ggml_tensor* cached = ggml_set_rows(c, names.cache, ggml_reshape_2d(c, names.key, width, rows), places);
     // The branch joins the residual stream behind a norm of its own, and the next norm follows.
-    ggml_tensor* branch = ggml_mul_mat(c, matrices[2], ggml_reshape_2d(c, names.query, width, kRows));
+    ggml_tensor* branch = ggml_mul_mat(c, matrices[2], ggml_reshape_2d(c, names.query, width, rows));
     names.post = ggml_mul(c, ggml_rms_norm(c, branch, 1e-5f), scales[1]);
     names.sum = ggml_add(c, names.post, x);
     names.second = ggml_mul(c, ggml_rms_norm(c, names.sum, 1e-5f), scales[2]);
@@ -86,10 +89,10 @@ struct Layer {
     for (ggml_tensor* tensor = ggml_get_first_tensor(w); tensor != nullptr; tensor = ggml_get_next_tensor(w, tensor)) {
       if (tensor != positions && tensor != places) fill(tensor, random);
     }
-    const int32_t position[kRows] = {5, 6, 900};
-    const int64_t place[kRows] = {7, 0, 23};
-    ggml_backend_tensor_set(positions, position, 0, sizeof position);
-    ggml_backend_tensor_set(places, place, 0, sizeof place);
+    const int32_t position[kMostRows] = {5, 6, 900};
+    const int64_t place[kMostRows] = {7, 0, 23};
+    ggml_backend_tensor_set(positions, position, 0, ggml_nbytes(positions));
+    ggml_backend_tensor_set(places, place, 0, ggml_nbytes(places));
   }
   ~Layer() {
     ggml_gallocr_free(allocator_);
@@ -139,23 +142,26 @@ struct Layer {
 struct Outcome {
   std::vector<float> result, cache, marked;
   Counts counts;
+  int products;
 };
 
 using Marked = ggml_tensor* Names::*;
 
 // `marked`: a tensor that the host reads after the graph.
-Outcome run(ggml_type weights, const char* joins, const char* narrows, Marked marked) {
+Outcome run(ggml_type weights, const char* joins, const char* narrows, Marked marked, int64_t rows = kMostRows) {
   setenv("NVB_GGML_JOIN", joins, 1);
   setenv("NVB_GGML_NARROW", narrows, 1);
   ggml_backend_t backend = make_backend();
   Outcome outcome;
   {
-    Layer layer(backend, weights, [&](ggml_context*, Names& names) {
+    Layer layer(backend, weights, rows, [&](ggml_context*, Names& names) {
       if (marked != nullptr) ggml_set_output(names.*marked);
     });
     counts = {};
+    products = 0;
     layer.compute(backend);
     outcome.counts = counts;
+    outcome.products = products;
     outcome.result = layer.result();
     outcome.cache = Layer::floats(layer.names.cache);
     if (marked != nullptr) outcome.marked = Layer::floats(layer.names.*marked);
@@ -221,6 +227,7 @@ nvb_status nvb_scatter_rows(const nvb_backend* backend, const nvb_scatter_rows_a
 }
 
 nvb_status nvb_linear(const nvb_backend* backend, const nvb_linear_args* args, nvb_stream* stream) {
+  ++products;
   counts.narrow_products += args->input.dtype != NVB_DTYPE_F32;
   static auto* function = original<decltype(nvb_linear)>("nvb_linear");
   return function(backend, args, stream);
@@ -266,6 +273,22 @@ int main(int count, char** arguments) {
     const Outcome read = run(type, "1", "1", &Names::second);
     expect(read.counts, {2, 2, 2, 0, 2}, "the host reads the second norm");
   }
+  // Of one row, the products with the weights of queries and keys, which lie one behind the other, are one.
+  const Outcome four = run(GGML_TYPE_F32, "0", "0", nullptr, 1), three = run(GGML_TYPE_F32, "1", "0", nullptr, 1);
+  if (four.products != 4 || three.products != 3) fail("products of one row are not joined", three.products);
+  expect(three.counts, {2, 2, 2, 0, 0}, "joined products");
+  near(three, four, 1e-5f, "joined products give something else");
+  for (const ggml_type type : {GGML_TYPE_BF16, GGML_TYPE_Q4_0}) {
+    const Outcome wide = run(type, "1", "0", nullptr, 1), narrow = run(type, "1", "1", nullptr, 1);
+    if (wide.products != 3 || narrow.products != 3) fail("products are not joined", narrow.products);
+    expect(narrow.counts, {2, 2, 2, 0, type == GGML_TYPE_BF16 ? 2 : 0}, "joined products with inputs in 16 bits");
+    near(narrow, wide, 2e-2f, "joined products with inputs in 16 bits give something else");
+  }
+  const Outcome read_alone = run(GGML_TYPE_F32, "0", "0", &Names::raw_key, 1),
+                read = run(GGML_TYPE_F32, "1", "0", &Names::raw_key, 1);
+  if (read.products != 4) fail("a product that the host reads is joined", read.products);
+  near(read, read_alone, 1e-5f, "the host reads a product");
+
   std::puts(
       "norms, rotations and cache rows are joined, and inputs of products kept in 16 bits, where nobody else reads "
       "them");
