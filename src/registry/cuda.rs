@@ -1,7 +1,10 @@
 //! CUDA's kernels: the rows of the two tables in csrc/linear (a test holds the names and limits against them), and the
 //! strategies around cuBLASLt.
 
-use super::{Family, Kernel, Limits, BLOCK_ENCODINGS, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED, QUANTIZED_AND_BLOCKS};
+use super::{
+    Family, Kernel, Limits, BLOCK_ENCODINGS, FLOATS, FLOAT_ENCODINGS, HALF_ENCODINGS, HALVES, QUANTIZED,
+    QUANTIZED_AND_BLOCKS,
+};
 use crate::device::DeviceKind;
 use crate::operation::OperationKind;
 use crate::tensor::DType;

@@ -152,7 +152,9 @@ fn products_are_those_of_the_values() {
             layout: PLAIN,
         };
         // Rows of a register tile and beyond, more than a slice of K, and one block.
-        for (tokens, rows, blocks) in [(1, 33, 2), (4, 16, 1), (3, 50, 8), (7, 70, 5), (16, 35, 4), (40, 33, 9), (130, 20, 3)] {
+        for (tokens, rows, blocks) in
+            [(1, 33, 2), (4, 16, 1), (3, 50, 8), (7, 70, 5), (16, 35, 4), (40, 33, 9), (130, 20, 3)]
+        {
             cases.push(Case { tokens, rows, blocks: blocks * if format.elements() == 32 { 5 } else { 1 }, ..case });
         }
         for (input, output) in [(DType::F16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::F16)] {
