@@ -69,6 +69,7 @@ bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, P
     const int64_t most = std::min<int64_t>({p.m, kMaxColumns / made.split, fit});
     if (most <= 0) continue;
     const int64_t passes = (p.m + most - 1) / most;
+    if (passes > 65535) continue;
     made.tokens = static_cast<int>((p.m + passes - 1) / passes);
     const int columns = made.tokens * made.split, tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
     made.bytes = made.tokens * token_bytes + fixed(tiles);
