@@ -52,8 +52,8 @@ pub const NVB_WEIGHT_FORMAT_F32: u32 = 7;
 
 /// The blocks of GGUF as the file has them, bit for bit (Q4_0 to Q6_K, IQ4_NL, IQ4_XS, MXFP4: `source_format`): 4.5 bits an element
 /// for Q4_K. From host or device memory, or `NVB_SOURCE_BORROWED` in memory that the caller has laid them into. Products of up to
-/// 16 rows on a GPU from compute capability 8.0 on divide an input into runs of 256 elements, of which each has one step: 2⁻²² of
-/// the largest of them for F32, about 2⁻¹⁵ for F16 and BF16.
+/// 16 rows on a GPU of compute capability 8.0 or newer round an input to multiples of 2⁻²² of the power of two above the largest of
+/// each 256 elements.
 pub const NVB_WEIGHT_FORMAT_BLOCKS: u32 = 8;
 /// gemma.cpp's switching floating point in a byte, largest value 1.875, times f32 scales of tensors or rows: what SFP has,
 /// bit for bit. Products read it; with F16 activations, on a GPU, by its plain kernel or as floats.

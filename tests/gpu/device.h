@@ -5,8 +5,10 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "common/launch.h"
 
@@ -31,6 +33,22 @@ inline nvb_launch device_launch(cudaStream_t stream) {
   launch.capability = 10 * major + minor;
   launch.stream = stream;
   return launch;
+}
+
+template <typename T>
+T* on_device(const std::vector<T>& values) {
+  T* data = nullptr;
+  MUST(cudaMalloc(&data, values.size() * sizeof(T)));
+  MUST(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return data;
+}
+
+// SplitMix64 (Steele et al. 2014).
+inline uint64_t random_bits(uint64_t index) {
+  uint64_t bits = (index + 1) * 0x9E3779B97F4A7C15;
+  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
+  bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
+  return bits ^ bits >> 31;
 }
 
 }  // namespace gpu

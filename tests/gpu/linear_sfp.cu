@@ -14,6 +14,9 @@
 
 namespace {
 
+using gpu::on_device;
+using gpu::random_bits;
+
 float sfp_value(int code) {
   const int size = code & 127;
   const float magnitude = size == 0   ? 0
@@ -27,22 +30,6 @@ float bf16_value(uint16_t bits) {
   float value;
   std::memcpy(&value, &word, sizeof value);
   return value;
-}
-
-// SplitMix64 (Steele et al. 2014).
-uint64_t random_bits(uint64_t index) {
-  uint64_t bits = (index + 1) * 0x9E3779B97F4A7C15;
-  bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
-  bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
-  return bits ^ bits >> 31;
-}
-
-template <typename T>
-T* on_device(const std::vector<T>& values) {
-  T* data = nullptr;
-  MUST(cudaMalloc(&data, values.size() * sizeof(T)));
-  MUST(cudaMemcpy(data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return data;
 }
 
 struct Case {

@@ -32,18 +32,11 @@ struct InputPart {
   __device__ __forceinline__ float value(int i) const { return to_float(reinterpret_cast<const T*>(raw)[i]); }
 };
 
-// What one unit of a token is multiplied by before it is rounded to whole numbers, and what undoes it. `maximum`: the
-// bits of its largest finite size. Two bytes hold up to 127 * 256 + 127; of three a power of two is used, below 2^22.
-template <int Split>
+// The power of two that puts `maximum`, the bits of the largest finite size of a unit, just below 2^22, and its
+// inverse.
 __device__ __forceinline__ float2 unit_scales(uint32_t maximum) {
-  if constexpr (Split == 3) {
-    const uint32_t exponent = max(maximum >> 23, 22u);
-    return make_float2(__uint_as_float((275u - exponent) << 23), __uint_as_float((exponent - 21u) << 23));
-  } else {
-    constexpr float kMost = 127.0f * 256.0f;
-    const float largest = fmaxf(__uint_as_float(maximum), 1e-30f);
-    return make_float2(kMost / largest, largest / kMost);
-  }
+  const uint32_t exponent = max(maximum >> 23, 22u);
+  return make_float2(__uint_as_float((275u - exponent) << 23), __uint_as_float((exponent - 21u) << 23));
 }
 
 // Puts one unit of a token into shared memory, as bytes in the order in which lanes of an mma want them: of 32 elements
@@ -51,7 +44,6 @@ __device__ __forceinline__ float2 unit_scales(uint32_t maximum) {
 // finite nothing but NaN comes, for which the sums of the token are taken again.
 template <typename T>
 __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x, int columns, float* inverses) {
-  constexpr int kSplit = kDtype<T> == NVB_F32 ? 3 : 2;
   uint32_t maximum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -63,10 +55,10 @@ __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x,
     maximum = max(maximum, __shfl_xor_sync(~0u, maximum, distance));
   }
   const bool finite = maximum < 0x7f800000u;
-  const float2 scales = unit_scales<kSplit>(finite ? maximum : 0);
+  const float2 scales = unit_scales(finite ? maximum : 0);
   // The bytes of a number plus 0x80 in each place but the first, and 0x80 less each, are its digits with a sign.
-  constexpr uint32_t kSigns = kSplit == 3 ? 0x8080u : 0x80u;
-  uint32_t numbers[8], words[kSplit][2];
+  constexpr uint32_t kSigns = 0x8080u;
+  uint32_t numbers[8], words[kDigits][2];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int whole = finite ? __float2int_rn(part.value(i) * scales.x) : 0;
@@ -76,7 +68,7 @@ __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x,
   for (int half = 0; half < 2; ++half) {
     const uint32_t* const four = numbers + 4 * half;
 #pragma unroll
-    for (int digit = 0; digit < kSplit; ++digit) {
+    for (int digit = 0; digit < kDigits; ++digit) {
       const uint32_t pair = digit | (digit + 4) << 4;  // byte `digit` of each
       words[digit][half] =
           __byte_perm(__byte_perm(four[0], four[1], pair), __byte_perm(four[2], four[3], pair), 0x5410);
@@ -86,7 +78,7 @@ __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x,
   uint8_t* const at = x + lane / 4 * 32 + quarter % 2 * 16 + quarter / 2 * 4;
   float weight = finite ? scales.y : CUDART_NAN_F;
 #pragma unroll
-  for (int digit = 0; digit < kSplit; ++digit) {
+  for (int digit = 0; digit < kDigits; ++digit) {
     *reinterpret_cast<uint32_t*>(at + digit * columns) = words[digit][0];
     *reinterpret_cast<uint32_t*>(at + digit * columns + 8) = words[digit][1];
     if (lane == digit) inverses[digit] = weight;
@@ -100,7 +92,7 @@ template <int kColumns, typename T, typename Meanwhile>
 __device__ __forceinline__ void stage_x(const nvb_linear_quantized_params& p, const Plan& plan, int64_t first,
                                         int tokens, int warp, int warps, uint8_t* x, float* inverses,
                                         Meanwhile&& meanwhile) {
-  constexpr int kBatch = 2, kSplit = kDtype<T> == NVB_F32 ? 3 : 2;
+  constexpr int kBatch = 2;
   const int lane = threadIdx.x % 32;
   const T* const input = static_cast<const T*>(p.input) + first * p.input_stride + 8 * lane;
   InputPart<T> parts[kBatch];
@@ -124,8 +116,8 @@ __device__ __forceinline__ void stage_x(const nvb_linear_quantized_params& p, co
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (tokens_of[i] >= tokens) return;
-      store_unit(parts[i], x + tokens_of[i] * kSplit * plan.columns + units_of[i] * kUnit, plan.columns,
-                 inverses + units_of[i] * kColumns + tokens_of[i] * kSplit);
+      store_unit(parts[i], x + tokens_of[i] * kDigits * plan.columns + units_of[i] * kUnit, plan.columns,
+                 inverses + units_of[i] * kColumns + tokens_of[i] * kDigits);
     }
     load();
   }

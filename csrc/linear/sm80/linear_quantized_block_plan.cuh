@@ -19,6 +19,7 @@ constexpr int resident_warps(int tiles) {
   return tiles == 4 ? 12 : 24;
 }
 constexpr int kUsualWarps = 8;  // of a block with several teams
+constexpr int kDigits = 3;      // bytes of a number of x, each a column
 constexpr int kMaxColumns = 32;
 constexpr int kStages = 2;  // a third place made no product faster
 
@@ -30,7 +31,6 @@ struct Plan {
   int team;     // warps that divide the units of 16 rows
   int teams;    // of a block, each with rows of its own
   int tokens;   // of a pass
-  int split;    // columns of a token: 3 for F32, else 2
   int columns;  // of x's rows in shared memory, in bytes
   int row_blocks;
   int units;
@@ -47,7 +47,6 @@ struct Plan {
 template <uint32_t Format>
 bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, Plan& plan) {
   Plan made = {};
-  made.split = p.input_dtype == NVB_F32 ? 3 : 2;
   made.units = static_cast<int>((p.k + kUnit - 1) / kUnit);
   made.columns = made.units * kUnit + 32;
   made.vectors = is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, float_dtype_bytes(p.input_dtype));
@@ -55,7 +54,7 @@ bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, P
   constexpr int kBytes = BlockCodes<Format>::kUnitBytes;
   made.chunks = kBytes % 16 == 0 && is_aligned16(p.weight, p.weight_stride, 1) ? kBytes / 16 : kMostChunks<Format>;
   made.place = 16 * (made.chunks | 1);
-  const int64_t shared = launch.shared_bytes_per_block, token_bytes = int64_t{1} * made.columns * made.split;
+  const int64_t shared = launch.shared_bytes_per_block, token_bytes = int64_t{1} * made.columns * kDigits;
   const int64_t multiprocessors = std::max(1, launch.multiprocessors);
   int64_t best = 0;
   for (made.team = 1; made.team <= std::min(kMaxWarps, made.units); ++made.team) {
@@ -66,12 +65,12 @@ bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, P
              static_cast<int64_t>(warps) * kStages * kRows * made.place;
     };
     const int64_t fit = std::min((shared - 1024 - fixed(4)) / token_bytes, shared / 2 / token_bytes);
-    const int64_t most = std::min<int64_t>({p.m, kMaxColumns / made.split, fit});
+    const int64_t most = std::min<int64_t>({p.m, kMaxColumns / kDigits, fit});
     if (most <= 0) continue;
     const int64_t passes = (p.m + most - 1) / most;
     if (passes > 65535) continue;
     made.tokens = static_cast<int>((p.m + passes - 1) / passes);
-    const int columns = made.tokens * made.split, tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
+    const int columns = made.tokens * kDigits, tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
     made.bytes = made.tokens * token_bytes + fixed(tiles);
     const int64_t blocks =
         std::max<int64_t>(1, std::min<int64_t>((shared + 1024) / (made.bytes + 1024), resident_warps(tiles) / warps));

@@ -2,13 +2,12 @@
 // cores from compute capability 8.0 on.
 //
 // The codes of a block are whole numbers of at most eight bits, so they are the first operand of mma m16n8k32 (or k16)
-// over bytes as they are, sums are exact, and a group's scale multiplies its sum in f32. Its offset and its minimum
-// meet the sum of the group's x, which a product with ones gives.
+// over bytes as they are, sums are exact, and a group's scale multiplies its sum in f32. A product with a matrix whose
+// elements are all -offset takes the offset off, and one with ones gives the sum of x that a minimum multiplies.
 //
-// x: each unit of 256 elements of a token becomes whole numbers that are divided into signed bytes, one to a column of
-// the second operand: three for F32, so that the largest element of the unit has 22 bits and all the same step; two for
-// F16 and BF16, 15 bits. Of the eight columns of an mma one token of F32 needs three, so they cost nothing. x lies in
-// shared memory, all of it, for the block's life.
+// x: each unit of 256 elements of a token becomes whole numbers below 2^22 of one step, which is 2^-22 of the power of
+// two above the largest, and these become three signed bytes, each in a column of the second operand. One token costs
+// no more than a column would, because an mma has eight. x lies in shared memory, all of it, for the block's life.
 //
 // W: a team of warps has 16 rows at a time; its warps divide the units and copy them, 16 bytes at a time, into rings of
 // their own, the units of the next rows too. A unit's place in the ring is an odd number of 16 bytes, so that the eight
@@ -43,7 +42,7 @@ struct UnitCopy {
   int chunks;
   int place;
   const uint8_t* rows[2];
-  bool at_end;  // the rows reach the last, behind which nothing may be read
+  bool at_end;  // a whole copy of the last of the rows could pass the end of W
 
   __device__ __forceinline__ UnitCopy(const nvb_linear_quantized_params& p, const Plan& plan)
       : weight(static_cast<const uint8_t*>(p.weight)),
@@ -56,7 +55,8 @@ struct UnitCopy {
 
   __device__ __forceinline__ void set_rows(int row_block) {
     const int row = row_block * kRows + threadIdx.x % 32 / 4;
-    at_end = row_block * kRows + kRows > last_row;
+    // A copy may pass the end of its own row, by less than it has bytes at most.
+    at_end = (last_row - (row_block * kRows + kRows - 1)) * stride < 16 * kMostChunks<Format>;
     rows[0] = weight + min(row, last_row) * stride;
     rows[1] = weight + min(row + 8, last_row) * stride;
   }
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, resident_warps(Tiles) / kMaxWa
   const int64_t first = static_cast<int64_t>(blockIdx.y) * plan.tokens;
   const int tokens = static_cast<int>(min(p.m - first, static_cast<int64_t>(plan.tokens)));
   uint8_t* const x = shared;
-  float* const inverses = reinterpret_cast<float*>(x + plan.columns * plan.split * plan.tokens);
+  float* const inverses = reinterpret_cast<float*>(x + plan.columns * kDigits * plan.tokens);
   float* const parts = inverses + plan.units * 8 * Tiles;
   uint8_t* const ring = reinterpret_cast<uint8_t*>(parts + warps * kPartFloats) + warp * kStages * stage_bytes;
   float* const team_parts = parts + team * plan.team * kPartFloats;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(32 * kMaxWarps, resident_warps(Tiles) / kMaxWa
   const uint8_t* columns[Tiles];
 #pragma unroll
   for (int tile = 0; tile < Tiles; ++tile) {
-    columns[tile] = x + min(8 * tile + row, tokens * plan.split - 1) * plan.columns + 8 * quad;
+    columns[tile] = x + min(8 * tile + row, tokens * kDigits - 1) * plan.columns + 8 * quad;
   }
   const uint32_t addresses = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.weight));
   int stage = 0;
@@ -325,10 +325,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, resident_warps(Tiles) / kMaxWa
     team_barrier(team, plan.team);
     for (int i = member * 32 + lane; i < kRows / 2 * tokens; i += 32 * plan.team) {
       const int token = i / (kRows / 2), pair = i % (kRows / 2);
-      const float* from = team_parts + token * plan.split * kRows + 2 * pair;
+      const float* from = team_parts + token * kDigits * kRows + 2 * pair;
       float both[2] = {};
       for (int part = 0; part < plan.team; ++part, from += kPartFloats) {
-        for (int digit = plan.split - 1; digit >= 0; --digit) {
+        for (int digit = kDigits - 1; digit >= 0; --digit) {
           const float2 sum = *reinterpret_cast<const float2*>(from + digit * kRows);
           both[0] += sum.x, both[1] += sum.y;
         }
@@ -366,7 +366,7 @@ template <uint32_t Format>
 cudaError_t launch_blocks_format(const nvb_linear_quantized_params& params, const nvb_launch& launch) {
   blocks::Plan plan;
   if (!blocks::make_plan<Format>(params, launch, plan)) return cudaErrorInvalidValue;
-  const int columns = plan.tokens * plan.split;
+  const int columns = plan.tokens * blocks::kDigits;
   if (columns <= 8) return blocks::launch_tiles<Format, 1>(params, launch, plan);
   if (columns <= 16) return blocks::launch_tiles<Format, 2>(params, launch, plan);
   return blocks::launch_tiles<Format, 4>(params, launch, plan);
