@@ -40,7 +40,7 @@ def arguments():
     parser.add_argument("--bench", required=True, help="llama-bench of the host")
     parser.add_argument("--plugin", required=True, help="libggml-nvb.so")
     parser.add_argument("--peer", required=True, help="libggml-cuda.so of the same host")
-    parser.add_argument("--host", default="", help="the host's release, for the record")
+    parser.add_argument("--version", action="append", default=[], metavar="NAME=VERSION", help="of the libraries, for the record")
     parser.add_argument("--note", action="append", default=[], help="what the record says of the run")
     parser.add_argument("--output", default=str(record.RESULTS), help="folder of the record (%(default)s)")
     return parser.parse_args()
@@ -49,7 +49,7 @@ def arguments():
 def main():
     options = arguments()
     name = record.output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    log = record.Record("engines", name, {"llama-cpp-python": options.host} if options.host else {}, options.output)
+    log = record.Record("engines", name, dict(pair.split("=", 1) for pair in options.version), options.output)
     for note in options.note:
         log.note(note)
     for path in map(pathlib.Path, options.models):

@@ -52,6 +52,8 @@ constexpr int32_t TENSOR_FLAG_OUTPUT = 2;
 constexpr int32_t TENSOR_FLAG_COMPUTE = 16;
 
 constexpr int MAX_SOURCES = 10;
+// `parameters[0]` of a product that shall not be rounded.
+constexpr int32_t PRECISION_F32 = 10;
 constexpr int MAX_PARAMETERS = 16;
 
 // Opaque here: its members before the shared ones differ, see the tables' headers.

@@ -24,9 +24,6 @@ bool is_plain_f32(const Tensor& tensor) {
   return tensor.type == TYPE_F32 && has_rows(tensor) && has_element_strides(tensor);
 }
 
-// `parameters[0]` of a product that shall not be rounded.
-constexpr int32_t kPrecisionOfF32 = 10;
-
 }  // namespace
 
 bool GraphPlan::is_read_by_next_alone(const Tensor* tensor) const {
@@ -216,7 +213,7 @@ void GraphPlan::find_narrow(const Host& host) {
     if (!is_stack && (works_[place].kind != Work::Kind::Node || host.op(node) != Op::MatMul)) continue;
     const Tensor &weight = *node.source[0], &input = *node.source[1];
     if ((weight.type != TYPE_F16 && weight.type != TYPE_BF16) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
-    if (!has_rows(weight) || node.parameters[0] == kPrecisionOfF32 || !is_contiguous(input)) continue;
+    if (!has_rows(weight) || node.parameters[0] == PRECISION_F32 || !is_contiguous(input)) continue;
     const auto root = roots.find(&input);
     const size_t count = is_stack ? works_[place].stack.products.size() : 1;
     std::vector<Reader>& all = readers[root == roots.end() ? &input : root->second];

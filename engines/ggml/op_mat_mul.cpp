@@ -24,15 +24,12 @@ bool is_product(const Tensor& weight, const Tensor& input, const Tensor& node) {
 
 // Up to so many rows the kernels of the f32 units keep up with memory.
 constexpr int64_t kMostRowsInF32 = 8;
-// `parameters[0]` of a product that shall not be rounded.
-constexpr int32_t kPrecisionOfF32 = 10;
-
 // The type in which the library multiplies the input: of a float weight F32 or the weight's. On a GPU tensor cores have
 // the latter alone.
 int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
   if (is_quantized(weight.type) || input.type == weight.type) return input.type;
   const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
-  const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != kPrecisionOfF32 &&
+  const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != PRECISION_F32 &&
                       input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsInF32;
   return rounds ? weight.type : static_cast<int32_t>(TYPE_F32);
 }
@@ -57,7 +54,7 @@ constexpr int64_t kMostDecoded = int64_t{1} << 25;
 bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
   return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
          rows_fold(input) && rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
-         node.parameters[0] != kPrecisionOfF32;
+         node.parameters[0] != PRECISION_F32;
 }
 
 Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {
