@@ -465,7 +465,9 @@ fn pages() {
     }
     for tokens in [1, 3, 16, 256] {
         for dim in [1, 8, 33, 80, 128, 192, 256, 512] {
-            cases.push(Case { dim, heads: (2, 1), ..case(Place::EnginePages(tokens, dim % 16 == 0)) });
+            // The error of a handful of averages near zero is chance, so single columns have more heads.
+            let heads = (if dim == 1 { 16 } else { 2 }, 1);
+            cases.push(Case { dim, heads, ..case(Place::EnginePages(tokens, dim % 16 == 0)) });
         }
         for (heads, dim) in [((8, 1), 128), ((16, 1), 64), ((32, 2), 128), ((8, 1), 256), ((9, 1), 512), ((20, 1), 8)] {
             cases.push(Case { heads, dim, chunks: vec![vec![20, 9]], ..case(Place::EnginePages(tokens, true)) });
