@@ -73,6 +73,29 @@ __device__ __forceinline__ void split_pair<__nv_bfloat16>(float x, float y, uint
   low = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
+// Eight neighbours each 32 elements, from `offset` on: by vectors where they are aligned, with one branch for the
+// dtype, so that the reads follow one another.
+template <int kSteps>
+__device__ __forceinline__ void load_strided_eights(const void* base, uint32_t dtype, int64_t offset,
+                                                    float (&values)[kSteps][8]) {
+  const int bytes = float_dtype_bytes(dtype);
+  if ((reinterpret_cast<uintptr_t>(base) + static_cast<uintptr_t>(offset * bytes)) % 16 == 0) {
+    if (dtype == NVB_F32) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_elements<8>(base, NVB_F32, offset + 32 * s, values[s]);
+    } else {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) load_elements<8>(base, dtype, offset + 32 * s, values[s]);
+    }
+    return;
+  }
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[s][i] = load_element(base, dtype, offset + 32 * s + i);
+  }
+}
+
 template <typename T, int kHeadDim, int kPairs, int kKeys>
 __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
     attention_prefill_masked_kernel(const __grid_constant__ PrefillArguments arguments) {
@@ -113,24 +136,11 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
     return mask_offset(p, sequence, PrefillBlock{0, head_of(pair), row_of(pair)}, 0);
   };
 
-  // Queries: of rows 8 to 15 what rounding took from rows 0 to 7.
-  uint32_t query[kSteps][4], rest[kSteps][4];
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) query[s][i] = rest[s][i] = 0;
-  }
+  // Queries, all of which are asked for before the first is used.
+  float own_query[kSteps][8] = {};
   if (own_pair < pairs) {
     const int64_t offset = query_offset(p, sequence, PrefillBlock{0, head_of(own_pair), row_of(own_pair)}) + 8 * quad;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t at = offset + 32 * s + 2 * i;
-        split_pair<T>(load_element(p.query, p.query_dtype, at), load_element(p.query, p.query_dtype, at + 1),
-                      query[s][i], rest[s][i]);
-      }
-    }
+    load_strided_eights<kSteps>(p.query, p.query_dtype, offset, own_query);
   }
   const T* const keys =
       static_cast<const T*>(p.key) + sequence.kv_start * p.key_sequence_stride + kv_head * p.key_head_stride + 8 * quad;
@@ -152,12 +162,24 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
     return __ballot_sync(0xffffffffu, seen);
   };
 
+  // The mask's elements of the first tile are on their way together with the queries.
+  int first_key = (warp * splits + split) * kKeys;
+  uint32_t seen = first_key < length ? seen_by_some(first_key) : 0;
+  // Of rows 8 to 15 what rounding took from rows 0 to 7.
+  uint32_t query[kSteps][4], rest[kSteps][4];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      split_pair<T>(own_query[s][2 * i], own_query[s][2 * i + 1], query[s][i], rest[s][i]);
+    }
+  }
+
   float output[kPairs][kColumns] = {};
   float maximum = -CUDART_INF_F;  // of the own pair, in powers of two
   float sum = 0.0f;               // of this lane's keys of it
-  for (int first_key = (warp * splits + split) * kKeys; first_key < length;
-       first_key += splits * kMaskedWarps * kKeys) {
-    const uint32_t seen = seen_by_some(first_key);
+  for (; first_key < length;
+       first_key += splits * kMaskedWarps * kKeys, seen = first_key < length ? seen_by_some(first_key) : 0) {
     if (seen == 0) continue;
 
     // S = Q . K^T, the scores of the rounded queries in [0] and [1], of what they lost in [2] and [3].
