@@ -3622,7 +3622,7 @@ typedef struct {
   uint32_t extra_pairs;
   // `NVB_SECTIONS_…`
   uint32_t section_order;
-  // The norm's; 0: 1e-6.
+  // The norms'; 0: 1e-6.
   float epsilon;
 } nvb_rotary_embedding_args;
 
@@ -3648,6 +3648,20 @@ typedef struct {
 // Queues a function of elements, f32 inside with one rounding at the store; a copy of I32 or F32 to its own dtype keeps every
 // bit. Does not allocate or synchronise; may be captured.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a function that is none, for extents that do not repeat to the output's, strides
+  // Multiplies the rotated elements of `key_input`; 0: 1.
+  float key_magnitude;
+  // Optional, [.., T, heads, head_dim]: the keys beside the queries, which turn by the same positions, with a norm and rows of
+  // their own. Without rows `key_output` may be `key_input`; nothing else that is written overlaps what is read or written. On a
+  // GPU queries, keys and values are one launch where all of a head turns and it has 64, 128, 192 or 256 elements.
+  nvb_tensor key_input;
+  nvb_tensor key_output;
+  nvb_tensor key_norm_weight;
+  nvb_tensor key_rows;
+  // Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
+  // rows, as they are.
+  nvb_tensor value_input;
+  nvb_tensor value_output;
+  nvb_tensor value_rows;
 // by which elements of the output overlap, and `alpha` and `beta` that are no numbers the function takes.
 NVB_MUST_USE nvb_status nvb_pointwise(const nvb_backend *backend,
                          const nvb_pointwise_args *args,

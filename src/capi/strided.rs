@@ -8,7 +8,9 @@ use super::tensor::{
 };
 use crate::operation::masked_softmax::MaskedSoftmax;
 use crate::operation::pointwise::{Function, Pointwise};
-use crate::operation::rotary_embedding::{Angles, HeadNorm, Pairs, RotaryEmbedding, SectionOrder, Sections, Yarn};
+use crate::operation::rotary_embedding::{
+    Angles, HeadNorm, MoreHeads, Pairs, RotaryEmbedding, SectionOrder, Sections, Yarn,
+};
 use crate::operation::scatter_rows::ScatterRows;
 
 /// `function`: x, rounded to the output's dtype. I32 goes to I32 as well.
@@ -159,8 +161,22 @@ pub struct nvb_rotary_embedding_args {
     pub extra_pairs: u32,
     /// `NVB_SECTIONS_…`
     pub section_order: u32,
-    /// The norm's; 0: 1e-6.
+    /// The norms'; 0: 1e-6.
     pub epsilon: f32,
+    /// Multiplies the rotated elements of `key_input`; 0: 1.
+    pub key_magnitude: f32,
+    /// Optional, [.., T, heads, head_dim]: the keys beside the queries, which turn by the same positions, with a norm and rows of
+    /// their own. Without rows `key_output` may be `key_input`; nothing else that is written overlaps what is read or written. On a
+    /// GPU queries, keys and values are one launch where all of a head turns and it has 64, 128, 192 or 256 elements.
+    pub key_input: nvb_tensor,
+    pub key_output: nvb_tensor,
+    pub key_norm_weight: nvb_tensor,
+    pub key_rows: nvb_tensor,
+    /// Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
+    /// rows, as they are.
+    pub value_input: nvb_tensor,
+    pub value_output: nvb_tensor,
+    pub value_rows: nvb_tensor,
 }
 versioned!(nvb_rotary_embedding_args);
 
@@ -268,7 +284,33 @@ pub unsafe extern "C" fn nvb_rotary_embedding(
             yarn: (args.extension != 0.0).then_some(yarn),
             sections: (sections != [0; 4]).then_some(Sections { pairs: sections, order }),
         };
-        let op = RotaryEmbedding::new(input, output, positions, factors, rows, angles)?.with_norm(norm)?;
+        let more = |names: [&str; 3], tensors: [&nvb_tensor; 3], norm: Option<HeadNorm>, turn: bool| {
+            let [input, output, rows] = tensors;
+            let Some(input) = optional_device_tensor(&backend, names[0], input)? else {
+                let given = |(tensor, _): &(&&nvb_tensor, &&str)| !tensor.data.is_null();
+                return match tensors[1..].iter().zip(&names[1..]).find(given) {
+                    None if norm.is_none() => Ok(None),
+                    found => Err(Error::invalid(format!(
+                        "`{}` is given without `{}`",
+                        found.map_or("key_norm_weight", |(_, name)| name),
+                        names[0]
+                    ))),
+                };
+            };
+            let output = device_tensor(&backend, names[1], output)?;
+            let rows = optional_strided_device_tensor(&backend, names[2], rows)?;
+            let magnitude = if turn { or(args.key_magnitude, 1.0) } else { 1.0 };
+            Ok(Some(MoreHeads { input, output, rows, norm, magnitude, turn }))
+        };
+        let weight = optional_device_tensor(&backend, "key_norm_weight", &args.key_norm_weight)?;
+        let key_norm = weight.map(|weight| HeadNorm { weight, epsilon: or(args.epsilon, 1e-6) });
+        let key_tensors = [&args.key_input, &args.key_output, &args.key_rows];
+        let keys = more(["key_input", "key_output", "key_rows"], key_tensors, key_norm, true)?;
+        let value_tensors = [&args.value_input, &args.value_output, &args.value_rows];
+        let values = more(["value_input", "value_output", "value_rows"], value_tensors, None, false)?;
+        let op = RotaryEmbedding::new(input, output, positions, factors, rows, angles)?
+            .with_norm(norm)?
+            .with_more(keys, values)?;
         backend.queue(op, &stream)
     })
 }

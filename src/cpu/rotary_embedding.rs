@@ -8,18 +8,26 @@ use crate::tensor::{Tensor, MAX_HEAD_DIM};
 
 /// An error names the first row that is outside the output; nothing is written then.
 pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) -> Result<()> {
-    if op.input.is_empty() {
-        return Ok(());
-    }
-    let [batch, tokens, heads, head_dim] = op.input.shape;
-    for token in 0..tokens {
-        // SAFETY: a validated descriptor's row numbers.
-        let (to, rows) = (unsafe { place(op, token) }, op.output.shape[1]);
-        if op.rows.is_some() && !(0..rows as i64).contains(&to) {
-            return Err(Error::invalid(format!("token {token} goes to row {to}; the output has {rows} rows"))
-                .with_limit(to.max(0) as u64, rows as u64));
+    for (_, part) in op.parts().filter(|(_, part)| part.rows.is_some() && !part.input.is_empty()) {
+        for token in 0..part.input.shape[1] {
+            // SAFETY: a validated descriptor's row numbers.
+            let (to, rows) = (unsafe { place(&part, token) }, part.output.shape[1]);
+            if !(0..rows as i64).contains(&to) {
+                return Err(Error::invalid(format!("token {token} goes to row {to}; the output has {rows} rows"))
+                    .with_limit(to.max(0) as u64, rows as u64));
+            }
         }
     }
+    op.parts().for_each(|(_, part)| turn(threads, &part));
+    Ok(())
+}
+
+/// Heads of one kind, whose rows are those of the output.
+fn turn(threads: &Threads, op: &RotaryEmbedding) {
+    if op.input.is_empty() {
+        return;
+    }
+    let [batch, tokens, heads, head_dim] = op.input.shape;
     let (frequencies, magnitude) = op.angles.frequencies();
     let axes = op.angles.position_axes();
     for_rows(threads, batch * tokens, heads * head_dim, |rows, _| {
@@ -28,7 +36,6 @@ pub fn rotary_embedding(threads: &Threads, op: &RotaryEmbedding) -> Result<()> {
             unsafe { one_token(op, row / tokens, row % tokens, (&frequencies, &axes), magnitude) }
         }
     });
-    Ok(())
 }
 
 /// The token's place in the output.

@@ -150,8 +150,15 @@ impl Operation {
             }
             Operation::RotaryEmbedding(op) => {
                 each.read([&mut op.input, &mut op.positions]);
-                each.read(&mut op.factors);
+                each.read([&mut op.factors, &mut op.rows].into_iter().flatten());
+                each.read(op.norm.as_mut().map(|norm| &mut norm.weight));
                 each.write([&mut op.output]);
+                for more in op.more.iter_mut().flatten() {
+                    each.read([&mut more.input]);
+                    each.read(&mut more.rows);
+                    each.read(more.norm.as_mut().map(|norm| &mut norm.weight));
+                    each.write([&mut more.output]);
+                }
             }
             Operation::MaskedSoftmax(op) => {
                 each.read([&mut op.input]);
@@ -241,7 +248,7 @@ impl Operation {
             | Operation::AttentionDecode(_)
             | Operation::ScatterRows(_) => false,
             Operation::BlockRows(op) => op.rows.is_none(),
-            Operation::RotaryEmbedding(op) => op.rows.is_none(),
+            Operation::RotaryEmbedding(op) => op.parts().all(|(_, part)| part.rows.is_none()),
             Operation::Rope(op) => op.append.is_none(),
             // A row without columns has a scale all the same, which a GPU leaves as it was.
             Operation::GatedActivation(op) => op.gate.columns > 0,

@@ -154,6 +154,18 @@ pub struct HeadNorm {
     pub epsilon: f32,
 }
 
+/// Further heads of the same tokens, done in the same call: keys, which turn by the same positions, or values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MoreHeads {
+    pub input: Tensor,
+    pub output: Tensor,
+    pub rows: Option<Tensor>,
+    pub norm: Option<HeadNorm>,
+    pub magnitude: f32,
+    /// `false`: they are copied.
+    pub turn: bool,
+}
+
 /// Four axes: [batch, tokens, heads, head_dim].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RotaryEmbedding {
@@ -167,7 +179,15 @@ pub struct RotaryEmbedding {
     pub norm: Option<HeadNorm>,
     /// I32 [tokens], the places of the tokens in the output, which has one of a batch and any number of rows then.
     pub rows: Option<Tensor>,
+    /// Keys and values beside the queries.
+    pub more: [Option<MoreHeads>; 2],
 }
+
+/// The arguments' names: those of the heads themselves, of keys and of values.
+const INPUTS: [&str; 3] = ["input", "key_input", "value_input"];
+const OUTPUTS: [&str; 3] = ["output", "key_output", "value_output"];
+const ROWS: [&str; 3] = ["rows", "key_rows", "value_rows"];
+const NORM_WEIGHTS: [&str; 3] = ["norm_weight", "key_norm_weight", ""];
 
 impl RotaryEmbedding {
     pub fn new(
@@ -244,7 +264,7 @@ impl RotaryEmbedding {
             }
         }
         expect_extent("the number of heads of all tokens", batch.saturating_mul(tokens).saturating_mul(heads))?;
-        Ok(RotaryEmbedding { input, output, positions, factors, angles, norm: None, rows })
+        Ok(RotaryEmbedding { input, output, positions, factors, angles, norm: None, rows, more: [None; 2] })
     }
 
     /// With a norm of the heads before they turn.
@@ -260,23 +280,75 @@ impl RotaryEmbedding {
         Ok(self)
     }
 
-    pub fn accesses(&self, visit: &mut impl Visit) {
-        let stays = self.rows.is_none() && self.input.dtype == self.output.dtype;
-        match stays && self.input.strides == self.output.strides {
-            true => visit.read_before("input", Some(&self.input), &["output"]),
-            false => visit.read("input", Some(&self.input)),
+    /// With heads of the same tokens, which no output of another kind overlaps.
+    pub fn with_more(mut self, keys: Option<MoreHeads>, values: Option<MoreHeads>) -> Result<RotaryEmbedding> {
+        for (kind, more) in [keys, values].into_iter().enumerate() {
+            let Some(more) = more else { continue };
+            let copied = Angles { rotary_dim: 0, first: 0, yarn: None, sections: None, ..self.angles };
+            let angles = if more.turn { Angles { magnitude: more.magnitude, ..self.angles } } else { copied };
+            // Copied heads have one position a token, which nobody reads.
+            let axes = usize::from(!more.turn && self.angles.sections.is_some());
+            let positions = Tensor::new(self.positions.data, DType::I32, &self.positions.shape()[axes..]);
+            let positions = if axes == 0 { self.positions } else { positions };
+            let one = RotaryEmbedding::new(more.input, more.output, positions, self.factors, more.rows, angles)
+                .and_then(|one| one.with_norm(more.norm))
+                .map_err(|error| error.context(["keys", "values"][kind]))?;
+            self.more[kind] = Some(MoreHeads { input: one.input, output: one.output, ..more });
         }
+        for (kind, part) in self.parts() {
+            for (other, written) in self.parts().filter(|(other, _)| *other != kind) {
+                part.input.expect_apart(INPUTS[kind], OUTPUTS[other], &written.output)?;
+                part.output.expect_apart(OUTPUTS[kind], OUTPUTS[other], &written.output)?;
+                if let Some(rows) = part.rows {
+                    rows.expect_apart(ROWS[kind], OUTPUTS[other], &written.output)?;
+                }
+                if let Some(norm) = part.norm {
+                    norm.weight.expect_apart(NORM_WEIGHTS[kind], OUTPUTS[other], &written.output)?;
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// Each kind of heads as an operation of its own, with its place among queries, keys and values.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, RotaryEmbedding)> + '_ {
+        (0..3).filter_map(|kind| {
+            if kind == 0 {
+                return Some((0, RotaryEmbedding { more: [None; 2], ..*self }));
+            }
+            let more = self.more[kind - 1]?;
+            let angles = Angles { magnitude: more.magnitude, ..self.angles };
+            let angles = if more.turn {
+                angles
+            } else {
+                Angles { rotary_dim: 0, first: 0, magnitude: 1.0, yarn: None, ..angles }
+            };
+            let MoreHeads { input, output, rows, norm, .. } = more;
+            Some((kind, RotaryEmbedding { input, output, rows, norm, angles, more: [None; 2], ..*self }))
+        })
+    }
+
+    pub fn accesses(&self, visit: &mut impl Visit) {
         visit.read("positions", Some(&self.positions));
         visit.read("frequency_factors", self.factors.as_ref());
-        visit.read("norm_weight", self.norm.as_ref().map(|norm| &norm.weight));
-        visit.read("rows", self.rows.as_ref());
-        visit.write("output", Some(&self.output));
+        for (kind, part) in self.parts() {
+            let stays = part.rows.is_none() && part.input.dtype == part.output.dtype;
+            match stays && part.input.strides == part.output.strides {
+                true => visit.read_before(INPUTS[kind], Some(&part.input), &OUTPUTS[kind..=kind]),
+                false => visit.read(INPUTS[kind], Some(&part.input)),
+            }
+            visit.read(NORM_WEIGHTS[kind], part.norm.as_ref().map(|norm| &norm.weight));
+            visit.read(ROWS[kind], part.rows.as_ref());
+            visit.write(OUTPUTS[kind], Some(&part.output));
+        }
     }
 
     pub fn cost(&self) -> Cost {
-        let elements = self.input.elements() as f64;
-        let width = self.input.dtype.size() + self.output.dtype.size();
-        let operations = elements * if self.norm.is_some() { 7.0 } else { 3.0 };
-        Cost { operations, bytes: elements * width as f64 }
+        self.parts().fold(Cost { operations: 0.0, bytes: 0.0 }, |sum, (_, part)| {
+            let elements = part.input.elements() as f64;
+            let width = part.input.dtype.size() + part.output.dtype.size();
+            let operations = elements * if part.norm.is_some() { 7.0 } else { 3.0 };
+            Cost { operations: sum.operations + operations, bytes: sum.bytes + elements * width as f64 }
+        })
     }
 }

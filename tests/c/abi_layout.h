@@ -683,6 +683,14 @@ _Static_assert(offsetof(nvb_rotary_embedding_args, width_pairs) == 536, "width_p
 _Static_assert(offsetof(nvb_rotary_embedding_args, extra_pairs) == 540, "extra_pairs");
 _Static_assert(offsetof(nvb_rotary_embedding_args, section_order) == 544, "section_order");
 _Static_assert(offsetof(nvb_rotary_embedding_args, epsilon) == 548, "epsilon");
+_Static_assert(offsetof(nvb_rotary_embedding_args, key_magnitude) == 552, "key_magnitude");
+_Static_assert(offsetof(nvb_rotary_embedding_args, key_input) == 560, "key_input");
+_Static_assert(offsetof(nvb_rotary_embedding_args, key_output) == 640, "key_output");
+_Static_assert(offsetof(nvb_rotary_embedding_args, key_norm_weight) == 720, "key_norm_weight");
+_Static_assert(offsetof(nvb_rotary_embedding_args, key_rows) == 800, "key_rows");
+_Static_assert(offsetof(nvb_rotary_embedding_args, value_input) == 880, "value_input");
+_Static_assert(offsetof(nvb_rotary_embedding_args, value_output) == 960, "value_output");
+_Static_assert(offsetof(nvb_rotary_embedding_args, value_rows) == 1040, "value_rows");
 _Static_assert(sizeof(nvb_masked_softmax_args) == 336, "nvb_masked_softmax_args");
 _Static_assert(alignof(nvb_masked_softmax_args) == 8, "nvb_masked_softmax_args");
 _Static_assert(offsetof(nvb_masked_softmax_args, struct_size) == 0, "struct_size");

@@ -231,6 +231,132 @@ fn rows_outside_the_output() {
     });
 }
 
+#[derive(Debug, Clone, Copy)]
+struct Together {
+    /// Tokens, and the heads of queries and of keys.
+    tokens: usize,
+    heads: [usize; 2],
+    head_dim: usize,
+    rotary_dim: usize,
+    pairs: u32,
+    norm: bool,
+    /// Keys and values go to rows of this many.
+    rows: Option<usize>,
+    dtypes: [DType; 2],
+    keys: bool,
+    values: bool,
+}
+
+/// Queries, keys and values in one call are what they are in calls of their own, bit for bit.
+#[test]
+fn keys_and_values_together() {
+    let base = Together {
+        tokens: 3,
+        heads: [4, 2],
+        head_dim: 64,
+        rotary_dim: 0,
+        pairs: NVB_ROTARY_HALF,
+        norm: true,
+        rows: Some(7),
+        dtypes: [DType::F32, DType::F16],
+        keys: true,
+        values: true,
+    };
+    let mut cases = Vec::new();
+    for head_dim in [64, 80, 128, 192, 256, 320] {
+        for pairs in [NVB_ROTARY_HALF, NVB_ROTARY_INTERLEAVED] {
+            for norm in [false, true] {
+                cases.push(Together { head_dim, pairs, norm, ..base });
+                cases.push(Together { head_dim, pairs, norm, rows: None, tokens: 1, heads: [9, 1], ..base });
+            }
+        }
+        cases.push(Together { head_dim, rotary_dim: 32, ..base });
+        cases.push(Together { head_dim, dtypes: [DType::Bf16, DType::F32], heads: [16, 8], ..base });
+        cases.push(Together { head_dim, keys: false, ..base });
+        cases.push(Together { head_dim, values: false, ..base });
+        cases.push(Together { head_dim, tokens: 0, ..base });
+    }
+    check("rotary_embedding, together", &cases, |run, case| {
+        let &Together { tokens, heads, head_dim, dtypes, .. } = case;
+        let (wide, narrow) = ([tokens, heads[0], head_dim], [tokens, heads[1], head_dim]);
+        let (query, _) = run.normal(dtypes[0], &wide, PLAIN, 1.0)?;
+        let (key, _) = run.normal(dtypes[0], &narrow, PLAIN, 1.0)?;
+        // Copied elements stay what they are, whatever stands beside them.
+        let mut of_values = rounded(dtypes[0], &run.random.normals(narrow.iter().product(), 1.0));
+        if let Some(first) = of_values.first_mut() {
+            *first = f64::INFINITY;
+        }
+        let value = run.tensor(dtypes[0], &narrow, PLAIN, &of_values)?;
+        let positions: Vec<i32> = (0..tokens).map(|token| 900 - token as i32).collect();
+        let (query_weight, _) = run.normal(DType::F32, &[head_dim], PLAIN, 0.3)?;
+        let (key_weight, _) = run.normal(DType::F32, &[head_dim], PLAIN, 0.3)?;
+        let numbers: Vec<i32> = (0..tokens).map(|token| 2 * token as i32 + 1).collect();
+        let rows = case.rows.map(|_| run.integers(&numbers)).transpose()?.map(|rows| c_tensor(&rows));
+        let cache = [case.rows.unwrap_or(tokens), heads[1], head_dim];
+        let mut common: nvb_rotary_embedding_args = init();
+        common.positions = c_tensor(&run.integers(&positions)?);
+        (common.pairs, common.rotary_dim, common.base) = (case.pairs, case.rotary_dim as u32, 1e6);
+        common.epsilon = 1e-5;
+
+        let zeros = vec![0.0; cache.iter().product()];
+        let outputs = |run: &mut Run| -> nvbackend::error::Result<_> {
+            let query = run.output(DType::F32, &wide, PLAIN)?;
+            let mut caches = Vec::new();
+            for _ in 0..2 {
+                let cache = run.tensor(dtypes[1], &cache, PLAIN, &zeros)?;
+                run.allow_write(&cache);
+                caches.push(cache);
+            }
+            Ok((query, caches[0], caches[1]))
+        };
+        let (one_query, one_key, one_value) = outputs(run)?;
+        let mut args = common;
+        (args.input, args.output, args.magnitude) = (c_tensor(&query), c_tensor(&one_query), 0.25);
+        if case.norm {
+            args.norm_weight = c_tensor(&query_weight);
+        }
+        let mut key_args = common;
+        (key_args.input, key_args.output, key_args.magnitude) = (c_tensor(&key), c_tensor(&one_key), 1.5);
+        if case.norm {
+            key_args.norm_weight = c_tensor(&key_weight);
+        }
+        if let Some(rows) = rows {
+            key_args.rows = rows;
+        }
+        // SAFETY: structs with their sizes set, and tensors of the case's device.
+        run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &args, stream) })?;
+        if case.keys {
+            // SAFETY: as above.
+            run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &key_args, stream) })?;
+        }
+
+        let (query_output, key_output, value_output) = outputs(run)?;
+        args.output = c_tensor(&query_output);
+        if case.keys {
+            (args.key_input, args.key_output) = (c_tensor(&key), c_tensor(&key_output));
+            (args.key_magnitude, args.key_norm_weight) = (1.5, key_args.norm_weight);
+            args.key_rows = key_args.rows;
+        }
+        if case.values {
+            (args.value_input, args.value_output) = (c_tensor(&value), c_tensor(&value_output));
+            args.value_rows = key_args.rows;
+        }
+        // SAFETY: as above.
+        run.call(|backend, stream| unsafe { nvb_rotary_embedding(backend, &args, stream) })?;
+        run.expect_within("queries", &query_output, &run.read(&one_query)?, 0.0)?;
+        run.expect_within("keys", &key_output, &run.read(&one_key)?, 0.0)?;
+        let mut copied = run.read(&one_value)?;
+        if case.values {
+            let width = heads[1] * head_dim;
+            for (token, row) in rounded(dtypes[1], &of_values).chunks(width).enumerate() {
+                let place = if case.rows.is_some() { numbers[token] as usize } else { token };
+                copied[place * width..][..width].copy_from_slice(row);
+            }
+        }
+        run.expect_within("values", &value_output, &copied, 0.0)
+    });
+}
+
 #[test]
 fn pairs_dtypes_and_shapes() {
     let mut cases = Vec::new();
@@ -363,6 +489,28 @@ fn what_is_refused() {
                 args.rows = c_tensor(&positions);
             },
             &["output"],
+        )?;
+        refused(&|args| args.key_rows = c_tensor(&positions), &["`key_rows`", "without `key_input`"])?;
+        refused(&|args| args.key_norm_weight = c_tensor(&run_weight), &["`key_norm_weight`", "`key_input`"])?;
+        refused(&|args| args.value_output = args.output, &["`value_output`", "without `value_input`"])?;
+        refused(&|args| args.key_input = args.input, &["key_output"])?;
+        refused(&|args| (args.key_input, args.key_output) = (args.input, args.output), &["output"])?;
+        refused(&|args| (args.value_input, args.value_output) = (args.input, args.output), &["output"])?;
+        refused(
+            &|args| {
+                (args.key_input, args.key_output) = (c_tensor(&more), c_tensor(&batches));
+                args.key_input.shape[1] = 2;
+                args.key_output.shape[1] = 2;
+            },
+            &["keys", "positions"],
+        )?;
+        refused(
+            &|args| {
+                (args.value_input, args.value_output) = (c_tensor(&more), c_tensor(&batches));
+                args.key_magnitude = f32::NAN;
+                (args.key_input, args.key_output) = (args.value_input, args.value_output);
+            },
+            &["keys", "magnitude is NaN"],
         )?;
         refused(&|args| args.output.strides = [0, 16, 1, 0], &["output", "overlap"])?;
         refused(&|args| args.positions.data = output.data, &["positions", "output"])?;
