@@ -1922,6 +1922,13 @@ typedef struct {
 // in place and outlives the weight.
 #define NVB_SOURCE_BORROWED 2
 
+// `nvb_weight_desc.source`: the one part is Q4_0, Q4_1 or Q8_0 in device memory, 16-byte aligned and without gaps, rows a
+// multiple of 16 and columns of 64, and becomes INT4, INT4 with zero points or INT8 in its place: the same bytes in the order
+// that products read fastest, from which `nvb_weight_restore_blocks` makes the very bits again. `format` is
+// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until then. On an
+// error, such as a scale that is not finite or no memory for a copy meanwhile, the blocks are as they were.
+#define NVB_SOURCE_IN_PLACE 3
+
 // `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
 // (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: SFP).
 #define NVB_WEIGHT_FORMAT_AS_IS 0
@@ -2028,7 +2035,7 @@ typedef struct {
   uint64_t scale_bytes;
   // ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
   double relative_error;
-  // `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`; else 0.
+  // `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`, or made by `NVB_SOURCE_IN_PLACE`; else 0.
   uint32_t source_format;
   // 0
   uint32_t reserved;
@@ -2065,14 +2072,31 @@ NVB_MUST_USE nvb_status nvb_weight_get_block_bytes(uint32_t source_format,
                                       int64_t columns,
                                       size_t *bytes);
 
-// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS` to host memory of `bytes`, those of `nvb_weight_get_block_bytes`: the very
-// bits that it was made from, rows in the weight's order and without gaps. Waits for the stream. Not for use while it is
-// captured.
-// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another format or another size.
+// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`, or of one made by `NVB_SOURCE_IN_PLACE`, to host memory of `bytes`,
+// those of `nvb_weight_get_block_bytes`: the very bits that it was made from, rows in the weight's order and without gaps. Waits
+// for the stream. Not for use while it is captured.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another kind or another size.
 NVB_MUST_USE nvb_status nvb_weight_read_blocks(const nvb_weight *weight,
                                   void *blocks,
                                   size_t bytes,
                                   nvb_stream *stream);
+
+// Puts the blocks of a weight that was made by `NVB_SOURCE_IN_PLACE` back to where they were, bit for bit, and waits for that.
+// The caller has waited for what still reads the weight. From then on the memory is the caller's, and calls refuse the weight
+// and its slices, which wait to be destroyed; a recorded graph that names them must not be launched.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another kind, a slice, and a weight whose blocks were put back;
+// `NVB_ERROR_OUT_OF_MEMORY` if there is none for a copy meanwhile, and the weight is as it was.
+NVB_MUST_USE nvb_status nvb_weight_restore_blocks(nvb_weight *weight,
+                                     nvb_stream *stream);
+
+// Makes a weight of rows `first_row` to `first_row + rows - 1` of another, such as the queries of a fused q, k and v. It reads the
+// other's memory, which lives as long as one of them does.
+// Errors: `NVB_ERROR_INVALID_ARGUMENT` for rows that the weight has not; for a slice that does not begin and end at multiples of 16
+// rows (128 with scales of blocks), or at the weight's end; and for a gated weight, whose rows alternate.
+NVB_MUST_USE nvb_status nvb_weight_slice(const nvb_weight *weight,
+                            uint64_t first_row,
+                            uint64_t rows,
+                            nvb_weight **slice);
 
 static inline void nvb_weight_desc_init(nvb_weight_desc *value) {
   memset(value, 0, sizeof *value);
@@ -3624,6 +3648,20 @@ typedef struct {
   uint32_t section_order;
   // The norms'; 0: 1e-6.
   float epsilon;
+  // Multiplies the rotated elements of `key_input`; 0: 1.
+  float key_magnitude;
+  // Optional, [.., T, heads, head_dim]: the keys beside the queries, which turn by the same positions, with a norm and rows of
+  // their own. Without rows `key_output` may be `key_input`; nothing else that is written overlaps what is read or written. On a
+  // GPU queries, keys and values are one launch where all of a head turns and it has 64, 128, 192 or 256 elements.
+  nvb_tensor key_input;
+  nvb_tensor key_output;
+  nvb_tensor key_norm_weight;
+  nvb_tensor key_rows;
+  // Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
+  // rows, as they are.
+  nvb_tensor value_input;
+  nvb_tensor value_output;
+  nvb_tensor value_rows;
 } nvb_rotary_embedding_args;
 
 // s = scale · input + slope · mask; output = exp(s − max) / (Σ exp(s − max) + exp(sink − max)), over the last axis.
@@ -3648,20 +3686,6 @@ typedef struct {
 // Queues a function of elements, f32 inside with one rounding at the store; a copy of I32 or F32 to its own dtype keeps every
 // bit. Does not allocate or synchronise; may be captured.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for a function that is none, for extents that do not repeat to the output's, strides
-  // Multiplies the rotated elements of `key_input`; 0: 1.
-  float key_magnitude;
-  // Optional, [.., T, heads, head_dim]: the keys beside the queries, which turn by the same positions, with a norm and rows of
-  // their own. Without rows `key_output` may be `key_input`; nothing else that is written overlaps what is read or written. On a
-  // GPU queries, keys and values are one launch where all of a head turns and it has 64, 128, 192 or 256 elements.
-  nvb_tensor key_input;
-  nvb_tensor key_output;
-  nvb_tensor key_norm_weight;
-  nvb_tensor key_rows;
-  // Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
-  // rows, as they are.
-  nvb_tensor value_input;
-  nvb_tensor value_output;
-  nvb_tensor value_rows;
 // by which elements of the output overlap, and `alpha` and `beta` that are no numbers the function takes.
 NVB_MUST_USE nvb_status nvb_pointwise(const nvb_backend *backend,
                          const nvb_pointwise_args *args,

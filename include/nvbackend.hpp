@@ -437,6 +437,13 @@ class weight : public handle<nvb_weight, nvb_weight_destroy> {
   void dequantize(const nvb_tensor& output, nvb_stream* stream = nullptr) const {
     check(nvb_weight_dequantize(pointer_, &output, stream));
   }
+  // Rows of it in the same memory, which the two keep together.
+  weight slice(uint64_t first_row, uint64_t rows) const {
+    nvb_weight* part = nullptr;
+    check(nvb_weight_slice(pointer_, first_row, rows, &part));
+    return weight(part);
+  }
+  void restore_blocks(nvb_stream* stream = nullptr) { check(nvb_weight_restore_blocks(pointer_, stream)); }
 };
 
 // A GGUF file; what its structs point at lives as long as it.

@@ -6,6 +6,7 @@ use crate::device::{Device, RawHandle};
 use crate::error::{Error, Result};
 use crate::operation::dequantize::Dequantize;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::pack_blocks::PackBlocks;
 use crate::operation::quantize::{Quantize, Quantized};
 use crate::operation::{Operation, OperationKind};
 use crate::registry::choices::{Choice, Choices};
@@ -167,6 +168,15 @@ pub trait Executor: Device {
     /// Waits for the stream.
     fn quantize(&self, _op: &Quantize, _stream: RawHandle) -> Result<Quantized> {
         Err(Error::unsupported("this executor quantises on the host"))
+    }
+    /// Writes the weight from its blocks and waits for the stream. `false`: a scale is not finite, and what was written is
+    /// worthless.
+    fn pack_blocks(&self, _op: &PackBlocks, _stream: RawHandle) -> Result<bool> {
+        Err(Error::unsupported("this executor keeps blocks as they are"))
+    }
+    /// Queues the writing of the blocks from their weight.
+    fn unpack_blocks(&self, _op: &PackBlocks, _stream: RawHandle) -> Result<()> {
+        Err(Error::unsupported("this executor keeps blocks as they are"))
     }
 
     /// From now on the operations on `stream` take their workspace from these bytes and allocate none; NULL: as before. An

@@ -11,6 +11,7 @@ use crate::memory::expect_awake;
 use crate::tensor::DType;
 use crate::weight::rows::RowSource;
 use crate::weight::{Arrangement, Encoding, Format, Granularity, WeightView};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A matrix [N, K] of a model, or several, one below the other or with alternating rows, in the device's layout.
 ///
@@ -31,6 +32,12 @@ pub const NVB_SOURCE_DEVICE: u32 = 1;
 /// `nvb_weight_desc.source`: the one part is device memory (on the CPU: any memory, such as a mapped file) that is read
 /// in place and outlives the weight.
 pub const NVB_SOURCE_BORROWED: u32 = 2;
+/// `nvb_weight_desc.source`: the one part is Q4_0, Q4_1 or Q8_0 in device memory, 16-byte aligned and without gaps, rows a
+/// multiple of 16 and columns of 64, and becomes INT4, INT4 with zero points or INT8 in its place: the same bytes in the order
+/// that products read fastest, from which `nvb_weight_restore_blocks` makes the very bits again. `format` is
+/// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until then. On an
+/// error, such as a scale that is not finite or no memory for a copy meanwhile, the blocks are as they were.
+pub const NVB_SOURCE_IN_PLACE: u32 = 3;
 
 /// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
 /// (Q4_0, AWQ, GPTQ: INT4; Q4_K: INT4 with zero points, its scales rounded to f16; Q8_0: INT8; SFP: SFP).
@@ -131,7 +138,7 @@ pub struct nvb_weight_info {
     pub scale_bytes: u64,
     /// ‖weight − source‖ / ‖source‖ of what the parts' values were turned into; 0 where nothing was lost.
     pub relative_error: f64,
-    /// `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`; else 0.
+    /// `NVB_SOURCE_FORMAT_GGUF_…` of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`, or made by `NVB_SOURCE_IN_PLACE`; else 0.
     pub source_format: u32,
     /// 0
     pub reserved: u32,
@@ -141,6 +148,26 @@ versioned!(nvb_weight_info);
 pub struct WeightObject {
     pub weight: Weight,
     pub backend: Arc<Backend>,
+    /// Whose memory a slice reads.
+    parent: Option<Arc<WeightObject>>,
+    /// Whether the blocks were put back.
+    restored: AtomicBool,
+}
+
+impl WeightObject {
+    fn new(weight: Weight, backend: Arc<Backend>, parent: Option<Arc<WeightObject>>) -> WeightObject {
+        WeightObject { weight, backend, parent, restored: AtomicBool::new(false) }
+    }
+
+    /// Refuses a weight whose memory is its caller's blocks again.
+    fn expect_whole(&self) -> Result<()> {
+        let restored = self.restored.load(Ordering::Acquire);
+        match &self.parent {
+            _ if restored => Err(Error::invalid("the weight's blocks were put back; create it anew")),
+            Some(parent) => parent.expect_whole(),
+            None => Ok(()),
+        }
+    }
 }
 
 static WEIGHTS: Table<WeightObject> = Table::new("weight", 5);
@@ -149,6 +176,7 @@ static WEIGHTS: Table<WeightObject> = Table::new("weight", 5);
 pub(super) fn weight_of(backend: &Backend, weight: *const nvb_weight) -> Result<(Arc<WeightObject>, WeightView)> {
     let object = WEIGHTS.get(weight)?;
     super::backend::expect_same_backend(backend, object.backend.executor(), "weight")?;
+    object.expect_whole()?;
     let view = object.weight.view();
     Ok((object, view))
 }
@@ -230,6 +258,9 @@ unsafe fn weight_from_tensors(
     if !desc.blocks.is_null() {
         return Err(Error::invalid("`blocks` is given, but source_format is NVB_SOURCE_FORMAT_TENSOR"));
     }
+    if source == Source::InPlace {
+        return Err(Error::invalid("tensors are not packed in their place; Q4_0, Q4_1 and Q8_0 are"));
+    }
     let format = format_of(desc)?;
     expect_part_count(desc.part_count)?;
     // SAFETY: `part_count` tensors, by the header's contract.
@@ -267,9 +298,13 @@ unsafe fn weight_from_blocks(
     if desc.format == NVB_WEIGHT_FORMAT_BLOCKS {
         return weight_of_blocks(backend, desc, blocks, arrangement, source, stream);
     }
+    if source == Source::InPlace {
+        return weight_in_place(backend, desc, blocks, arrangement, stream);
+    }
     if source != Source::Host {
         return Err(Error::invalid(format!(
-            "source is {}; blocks that become another format are host memory (NVB_SOURCE_HOST)",
+            "source is {}; blocks that become another format are host memory (NVB_SOURCE_HOST), or do so in their place \
+             (NVB_SOURCE_IN_PLACE)",
             desc.source
         )));
     }
@@ -284,6 +319,34 @@ unsafe fn weight_from_blocks(
     Weight::import(backend.memory(), &parts, arrangement, format, stream)
 }
 
+/// A weight that takes the place of its blocks.
+fn weight_in_place(
+    backend: &Backend,
+    desc: &nvb_weight_desc,
+    blocks: &[nvb_weight_blocks],
+    arrangement: Arrangement,
+    stream: &crate::stream::Stream,
+) -> Result<Weight> {
+    let options = [desc.format, desc.granularity, desc.group_size, desc.zero_points, desc.clipping];
+    if options.iter().any(|&option| option != 0) {
+        return Err(Error::invalid(
+            "blocks become one format in their place: format, granularity, group_size, zero_points and clipping must be 0",
+        ));
+    }
+    let [part] = blocks else {
+        return Err(Error::invalid(format!("{} parts; one is packed in its place", blocks.len())));
+    };
+    if arrangement != Arrangement::Stacked {
+        return Err(Error::invalid("a weight that is packed in its place cannot be gated"));
+    }
+    let named = |error: Error| error.context("blocks[0]");
+    let (format, columns, rows) = kept_blocks_of(part, desc.source_format).map_err(named)?;
+    let bytes = (rows.rows - 1) * rows.pitch + rows.row_bytes;
+    backend.check_range(|| "`data` of blocks[0]".to_string(), rows.data.cast(), bytes)?;
+    expect_awake(rows.data.cast_mut().cast()).map_err(named)?;
+    Weight::pack_in_place(backend.memory(), format, columns, &rows, stream).map_err(named)
+}
+
 /// A weight that keeps the blocks as they are.
 fn weight_of_blocks(
     backend: &Backend,
@@ -293,6 +356,9 @@ fn weight_of_blocks(
     source: Source,
     stream: &crate::stream::Stream,
 ) -> Result<Weight> {
+    if source == Source::InPlace {
+        return Err(Error::invalid("blocks that are kept are read where they lie by NVB_SOURCE_BORROWED"));
+    }
     if desc.granularity != 0 || desc.group_size != 0 || desc.zero_points != 0 || desc.clipping != 0 {
         return Err(Error::invalid(
             "granularity, group_size, zero_points and clipping do not belong to blocks that are kept",
@@ -345,7 +411,8 @@ pub unsafe extern "C" fn nvb_weight_create(
             NVB_SOURCE_HOST => Source::Host,
             NVB_SOURCE_DEVICE => Source::Device,
             NVB_SOURCE_BORROWED => Source::Borrowed,
-            other => return Err(Error::invalid(format!("source is {other}; NVB_SOURCE_… (0 to 2) is needed"))),
+            NVB_SOURCE_IN_PLACE => Source::InPlace,
+            other => return Err(Error::invalid(format!("source is {other}; NVB_SOURCE_… (0 to 3) is needed"))),
         };
         let stream = stream_of(&backend, stream)?;
         stream.expect_unrecorded("the making of a weight")?;
@@ -357,7 +424,7 @@ pub unsafe extern "C" fn nvb_weight_create(
                 weight_from_blocks(&backend, &desc, arrangement, source, &stream)?
             }
         };
-        let handle = WEIGHTS.insert(Arc::new(WeightObject { weight: created, backend }))?;
+        let handle = WEIGHTS.insert(Arc::new(WeightObject::new(created, backend, None)))?;
         // SAFETY: checked for NULL, valid by the header's contract.
         unsafe { write_out("weight", weight, handle) }
     })
@@ -385,6 +452,7 @@ pub unsafe extern "C" fn nvb_weight_dequantize(
         // SAFETY: NULL or a tensor, by the header's contract.
         let output = unsafe { output.as_ref() }.ok_or_else(|| Error::invalid("`output` is NULL"))?;
         let output = device_tensor(&object.backend, "output", output)?;
+        object.expect_whole()?;
         expect_awake(object.weight.view().data).map_err(|error| error.context("the weight"))?;
         object.weight.dequantize(object.backend.memory(), &output, &stream)
     })
@@ -468,10 +536,10 @@ pub unsafe extern "C" fn nvb_weight_get_block_bytes(
     })
 }
 
-/// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS` to host memory of `bytes`, those of `nvb_weight_get_block_bytes`: the very
-/// bits that it was made from, rows in the weight's order and without gaps. Waits for the stream. Not for use while it is
-/// captured.
-/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another format or another size.
+/// Copies the blocks of a weight of `NVB_WEIGHT_FORMAT_BLOCKS`, or of one made by `NVB_SOURCE_IN_PLACE`, to host memory of `bytes`,
+/// those of `nvb_weight_get_block_bytes`: the very bits that it was made from, rows in the weight's order and without gaps. Waits
+/// for the stream. Not for use while it is captured.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another kind or another size.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_weight_read_blocks(
     weight: *const nvb_weight,
@@ -487,9 +555,60 @@ pub unsafe extern "C" fn nvb_weight_read_blocks(
         if bytes > isize::MAX as usize {
             return Err(Error::invalid(format!("bytes is {bytes}, more than memory has")));
         }
+        object.expect_whole()?;
         expect_awake(object.weight.view().data).map_err(|error| error.context("the weight"))?;
         // SAFETY: checked for NULL, memory of this size by the header's contract.
         let blocks = unsafe { std::slice::from_raw_parts_mut(blocks.cast::<u8>(), bytes) };
         object.weight.read_blocks(object.backend.memory(), blocks, &stream)
+    })
+}
+
+/// Puts the blocks of a weight that was made by `NVB_SOURCE_IN_PLACE` back to where they were, bit for bit, and waits for that.
+/// The caller has waited for what still reads the weight. From then on the memory is the caller's, and calls refuse the weight
+/// and its slices, which wait to be destroyed; a recorded graph that names them must not be launched.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for a weight of another kind, a slice, and a weight whose blocks were put back;
+/// `NVB_ERROR_OUT_OF_MEMORY` if there is none for a copy meanwhile, and the weight is as it was.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_weight_restore_blocks(weight: *mut nvb_weight, stream: *mut nvb_stream) -> nvb_status {
+    guard!(nvb_weight_restore_blocks, {
+        let object = WEIGHTS.get(weight)?;
+        let stream = stream_of(&object.backend, stream)?;
+        stream.expect_unrecorded("the blocks of a weight, which are waited for")?;
+        if object.parent.is_some() {
+            return Err(Error::invalid("a slice's blocks are put back with those of the whole weight"));
+        }
+        object.expect_whole()?;
+        expect_awake(object.weight.view().data).map_err(|error| error.context("the weight"))?;
+        // Of two threads one puts them back.
+        if object.restored.swap(true, Ordering::AcqRel) {
+            return object.expect_whole();
+        }
+        object.weight.restore_blocks(object.backend.memory(), &stream).inspect_err(|_| {
+            object.restored.store(false, Ordering::Release);
+        })
+    })
+}
+
+/// Makes a weight of rows `first_row` to `first_row + rows - 1` of another, such as the queries of a fused q, k and v. It reads the
+/// other's memory, which lives as long as one of them does.
+/// Errors: `NVB_ERROR_INVALID_ARGUMENT` for rows that the weight has not; for a slice that does not begin and end at multiples of 16
+/// rows (128 with scales of blocks), or at the weight's end; and for a gated weight, whose rows alternate.
+#[no_mangle]
+pub unsafe extern "C" fn nvb_weight_slice(
+    weight: *const nvb_weight,
+    first_row: u64,
+    rows: u64,
+    slice: *mut *mut nvb_weight,
+) -> nvb_status {
+    guard!(nvb_weight_slice, {
+        let object = WEIGHTS.get(weight)?;
+        expect_out("slice", slice)?;
+        object.expect_whole()?;
+        let extent = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let made = object.weight.slice(extent(first_row), extent(rows))?;
+        let backend = object.backend.clone();
+        let handle = WEIGHTS.insert(Arc::new(WeightObject::new(made, backend, Some(object))))?;
+        // SAFETY: checked for NULL, valid by the header's contract.
+        unsafe { write_out("slice", slice, handle) }
     })
 }

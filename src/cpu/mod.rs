@@ -27,6 +27,7 @@ pub mod matmul;
 mod memory;
 mod norm;
 mod outer_tile;
+mod pack_blocks;
 mod quantized_rows;
 mod quantized_tile;
 pub mod rope;
@@ -49,6 +50,7 @@ use crate::executor::{Executor, Plan};
 use crate::hardware;
 use crate::operation::linear::{Linear, LinearInput};
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::pack_blocks::PackBlocks;
 use crate::operation::{match_operation, Operation};
 use crate::registry::choices::{Choice, Choices, Rounding};
 use crate::registry::{kernels_of, Family, KernelId};
@@ -195,6 +197,15 @@ impl Executor for CpuExecutor {
 
     fn linear_reference(&self, op: &LinearProduct, _stream: RawHandle) -> Result<()> {
         linear::reference(op);
+        Ok(())
+    }
+
+    fn pack_blocks(&self, op: &PackBlocks, _stream: RawHandle) -> Result<bool> {
+        Ok(pack_blocks::pack_blocks(op))
+    }
+
+    fn unpack_blocks(&self, op: &PackBlocks, _stream: RawHandle) -> Result<()> {
+        pack_blocks::unpack_blocks(op);
         Ok(())
     }
 

@@ -17,6 +17,7 @@ use crate::error::{Result, Status};
 use crate::executor::{CapturedList, Executor, Plan};
 use crate::operation::dequantize::Dequantize;
 use crate::operation::linear_product::LinearProduct;
+use crate::operation::pack_blocks::PackBlocks;
 use crate::operation::quantize::{Quantize, Quantized};
 use crate::operation::Operation;
 use crate::registry::choices::{Choice, Choices};
@@ -295,6 +296,14 @@ impl Executor for CudaExecutor {
 
     fn quantize(&self, op: &Quantize, stream: RawHandle) -> Result<Quantized> {
         super::quantize::run(self, op, stream)
+    }
+
+    fn pack_blocks(&self, op: &PackBlocks, stream: RawHandle) -> Result<bool> {
+        super::pack_blocks::pack(self, op, stream)
+    }
+
+    fn unpack_blocks(&self, op: &PackBlocks, stream: RawHandle) -> Result<()> {
+        super::pack_blocks::unpack(self, op, stream)
     }
 
     fn weight_layout(&self) -> WeightLayout {

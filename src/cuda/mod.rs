@@ -35,6 +35,7 @@ mod memory_pool;
 mod norm;
 mod numa;
 mod operation;
+mod pack_blocks;
 mod peer;
 mod pinned;
 mod plan;

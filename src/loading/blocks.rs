@@ -39,14 +39,14 @@ impl Weight {
         }
         let stride = parts[0].pitch / format.block_bytes() * format.elements();
         let view = WeightView::blocks(parts[0].data.cast_mut().cast(), format, map.rows, columns, stride);
-        Ok(Weight { view, geometry, allocation: None, relative_error: 0.0 })
+        Ok(Weight { view, geometry, allocation: None, relative_error: 0.0, packed: None })
     }
 
-    /// The format of a weight of blocks.
+    /// The format of the blocks that it holds, as they are or packed.
     pub fn block_format(&self) -> Option<BlockFormat> {
         match self.view.encoding {
             Encoding::Blocks(format) => Some(format),
-            _ => None,
+            _ => self.packed,
         }
     }
 
@@ -61,11 +61,18 @@ impl Weight {
             return Err(Error::invalid(format!("{} bytes for the blocks; {needed} are needed", to.len()))
                 .with_limit(to.len() as u64, needed as u64));
         }
-        let pitch = format.bytes(self.view.row_stride);
+        let unpacked = match self.packed {
+            Some(_) => Some(self.unpacked(memory, stream)?),
+            None => None,
+        };
+        let (data, pitch) = match &unpacked {
+            Some(blocks) => (blocks.pointer().cast::<u8>(), row_bytes),
+            None => (self.view.data.cast::<u8>(), format.bytes(self.view.row_stride)),
+        };
         let chunk = (STAGING_BYTES / row_bytes).clamp(1, self.view.rows);
         let mut staging = Staging::new(memory.device(), chunk * row_bytes)?;
         for (begin, to) in (0..self.view.rows).step_by(chunk).zip(to.chunks_mut(chunk * row_bytes)) {
-            let from = self.view.data.cast::<u8>().wrapping_add(begin * pitch);
+            let from = data.wrapping_add(begin * pitch);
             // SAFETY: the weight has these rows, and the staging buffer room for them.
             unsafe {
                 if pitch == row_bytes {

@@ -7,6 +7,7 @@ mod blocks;
 mod convert;
 mod dequantize;
 mod device_panels;
+mod in_place;
 mod rows;
 mod staging;
 
@@ -19,7 +20,7 @@ use crate::tensor::Tensor;
 use crate::weight::arrangement::RowMap;
 use crate::weight::pack::Geometry;
 use crate::weight::rows::{FloatRows, RowSource};
-use crate::weight::{Arrangement, Format, WeightView};
+use crate::weight::{Arrangement, BlockFormat, Format, WeightView};
 use convert::{keeps_quantized, Conversion, Sources};
 use device_panels::DevicePanels;
 use rows::Copier;
@@ -33,6 +34,8 @@ pub enum Source {
     Device,
     /// The weight reads the caller's memory, which outlives it: one part, device memory (host memory on the CPU).
     Borrowed,
+    /// The same for blocks that become another format where they lie.
+    InPlace,
 }
 
 pub struct Weight {
@@ -41,6 +44,8 @@ pub struct Weight {
     /// `None` for a borrowed weight.
     allocation: Option<Allocation>,
     relative_error: f64,
+    /// What its memory held before it was packed there.
+    packed: Option<BlockFormat>,
 }
 
 impl Weight {
@@ -114,7 +119,7 @@ impl Weight {
         let (rows, columns) = (matrix.rows, matrix.columns);
         let geometry = Geometry::new(format, stream.executor().weight_layout(), rows, columns)?;
         let view = WeightView::float(matrix.data, matrix.dtype, rows, columns, matrix.row_stride, false);
-        Ok(Weight { view, geometry, allocation: None, relative_error: 0.0 })
+        Ok(Weight { view, geometry, allocation: None, relative_error: 0.0, packed: None })
     }
 
     fn convert(
@@ -168,7 +173,7 @@ impl Weight {
         relative_error: f64,
     ) -> Weight {
         let view = WeightView::at(&geometry, map.is_gated(), allocation.pointer().cast(), ordered);
-        Weight { view, geometry, allocation: Some(allocation), relative_error }
+        Weight { view, geometry, allocation: Some(allocation), relative_error, packed: None }
     }
 
     pub fn view(&self) -> WeightView {
@@ -179,14 +184,11 @@ impl Weight {
         self.geometry.format
     }
 
-    /// Device bytes from the view's first on that a product reads.
+    /// Device bytes from the view's first on among which all that a product reads lies.
     pub fn span(&self) -> usize {
         match &self.allocation {
             Some(allocation) => allocation.bytes(),
-            None => {
-                let WeightView { rows, columns, row_stride, encoding, .. } = self.view;
-                encoding.bytes((rows - 1) * row_stride + columns)
-            }
+            None => self.borrowed_span(),
         }
     }
 

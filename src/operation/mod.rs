@@ -20,6 +20,7 @@ pub mod memory_copy;
 pub mod memory_fill;
 mod norm;
 mod operands;
+pub mod pack_blocks;
 pub mod quantize;
 pub mod quantized_rows;
 pub mod rope;

@@ -79,6 +79,39 @@ impl WeightView {
         }
     }
 
+    /// The weight where data, scales and zero points of this geometry lie one behind the other without a gap.
+    pub fn packed_at(geometry: &Geometry, base: *mut u8) -> WeightView {
+        let mut view = WeightView::at(geometry, false, base, false);
+        let scales = base.wrapping_add(geometry.data_bytes(geometry.rows));
+        if let Scales::Groups { data, .. } = &mut view.scales {
+            *data = scales.cast();
+        }
+        if !view.zero_points.is_null() {
+            view.zero_points = scales.wrapping_add(geometry.scale_bytes(geometry.rows)).cast();
+        }
+        view
+    }
+
+    /// `rows` rows from `first` on, where a unit of the layout begins. `geometry` is that of all.
+    pub fn rows_from(&self, geometry: &Geometry, first: usize, rows: usize) -> WeightView {
+        let scale_bytes = geometry.scale_bytes(first);
+        WeightView {
+            data: self.data.wrapping_byte_add(self.encoding.bytes(first * self.row_stride)),
+            rows,
+            scales: match self.scales {
+                Scales::None => Scales::None,
+                Scales::Rows(data) => Scales::Rows(data.wrapping_byte_add(scale_bytes)),
+                Scales::Groups { size, data } => Scales::Groups { size, data: data.wrapping_byte_add(scale_bytes) },
+                Scales::Blocks(data) => Scales::Blocks(data.wrapping_byte_add(scale_bytes)),
+            },
+            zero_points: match self.zero_points.is_null() {
+                true => self.zero_points,
+                false => self.zero_points.wrapping_byte_add(geometry.zero_point_bytes(first)),
+            },
+            ..*self
+        }
+    }
+
     /// A weight of blocks as a file has them.
     pub fn blocks(
         data: *mut c_void,

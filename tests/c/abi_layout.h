@@ -658,7 +658,7 @@ _Static_assert(offsetof(nvb_scatter_rows_args, struct_size) == 0, "struct_size")
 _Static_assert(offsetof(nvb_scatter_rows_args, input) == 8, "input");
 _Static_assert(offsetof(nvb_scatter_rows_args, rows) == 88, "rows");
 _Static_assert(offsetof(nvb_scatter_rows_args, output) == 168, "output");
-_Static_assert(sizeof(nvb_rotary_embedding_args) == 552, "nvb_rotary_embedding_args");
+_Static_assert(sizeof(nvb_rotary_embedding_args) == 1120, "nvb_rotary_embedding_args");
 _Static_assert(alignof(nvb_rotary_embedding_args) == 8, "nvb_rotary_embedding_args");
 _Static_assert(offsetof(nvb_rotary_embedding_args, struct_size) == 0, "struct_size");
 _Static_assert(offsetof(nvb_rotary_embedding_args, input) == 8, "input");

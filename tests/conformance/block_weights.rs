@@ -35,7 +35,7 @@ pub fn code(format: BlockFormat) -> u32 {
 }
 
 /// A handle that is destroyed with its case.
-struct Handle(*mut nvb_weight);
+pub struct Handle(pub *mut nvb_weight);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -44,7 +44,7 @@ impl Drop for Handle {
     }
 }
 
-fn part(data: *const c_void, bytes: usize, rows: usize, columns: usize, row_stride: usize) -> nvb_weight_blocks {
+pub fn part(data: *const c_void, bytes: usize, rows: usize, columns: usize, row_stride: usize) -> nvb_weight_blocks {
     // SAFETY: a plain struct whose zeros are its defaults.
     let mut part: nvb_weight_blocks = unsafe { std::mem::zeroed() };
     (part.data, part.bytes) = (data, bytes);
@@ -52,7 +52,7 @@ fn part(data: *const c_void, bytes: usize, rows: usize, columns: usize, row_stri
     part
 }
 
-fn create(
+pub fn create(
     run: &Run,
     parts: &[nvb_weight_blocks],
     change: impl Fn(&mut nvb_weight_desc),
@@ -66,14 +66,14 @@ fn create(
     Ok(weight)
 }
 
-fn read_back(run: &Run, weight: &Handle, bytes: usize) -> nvbackend::error::Result<Vec<u8>> {
+pub fn read_back(run: &Run, weight: &Handle, bytes: usize) -> nvbackend::error::Result<Vec<u8>> {
     let mut back = vec![0; bytes];
     // SAFETY: a buffer of its size.
     run.call_once(|_, stream| unsafe { nvb_weight_read_blocks(weight.0, back.as_mut_ptr().cast(), bytes, stream) })?;
     Ok(back)
 }
 
-fn values_of(format: BlockFormat, data: &[u8], columns: usize) -> Vec<f64> {
+pub fn values_of(format: BlockFormat, data: &[u8], columns: usize) -> Vec<f64> {
     let mut values = vec![0.0; data.len() / format.block_bytes() * format.elements()];
     format.decode(data, &mut values);
     assert_eq!(values.len() % columns, 0);

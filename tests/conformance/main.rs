@@ -35,6 +35,7 @@ mod linear_quantized_output;
 mod linear_residual;
 mod matmul;
 mod memory;
+mod packed_weights;
 mod quantize;
 mod quantized_rows;
 mod random;

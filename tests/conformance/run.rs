@@ -250,6 +250,18 @@ impl Run<'_> {
         block.expect("the tensor belongs to this case").writable.push(*tensor);
     }
 
+    /// Lets the operation write byte rows that were an input.
+    pub fn allow_byte_writes(&mut self, place: *const c_void, bytes: usize) {
+        let address = place as usize;
+        let block = self.blocks.iter_mut().find(|block| {
+            let start = block.pointer as usize;
+            (start..start + block.image.len()).contains(&address)
+        });
+        let block = block.expect("the rows belong to this case");
+        let first = address - block.pointer as usize;
+        block.writable_bytes.push(first..first + bytes);
+    }
+
     /// The values of a tensor, in row-major order, once the stream has passed them.
     pub fn read(&self, tensor: &Tensor) -> Result<Vec<f64>> {
         let bytes = self.copy_out(tensor.data, tensor.span_bytes())?;
