@@ -1,6 +1,7 @@
 // Devices: creating their backends, memory, copies, and the weights and attentions that operations share.
 #include "device.hpp"
 
+#include "packed_weights.hpp"
 #include "tensor.hpp"
 
 #include <cctype>
@@ -34,13 +35,22 @@ bool DeviceState::rounds_to_halves() const {
   return is_on("NVB_GGML_NARROW", !is_cpu());
 }
 
+bool DeviceState::packs_weights() const {
+  return is_on("NVB_GGML_PACK", !is_cpu());
+}
+
 BufferState::BufferState(DeviceState& device, void* base, size_t bytes, bool owned)
-    : device_(device), base_(base), bytes_(bytes), owned_(owned) {}
+    : device_(device), base_(base), bytes_(bytes), owned_(owned) {
+  if (owned) device.add_buffer(base, bytes);
+}
 
 BufferState::~BufferState() {
   device_.forget(base_, bytes_);
   if (owned_) device_.free(base_);
 }
+
+DeviceState::DeviceState(const Host& host, std::string name)
+    : host_(host), name_(std::move(name)), packed_(std::make_unique<PackedWeights>(*this)) {}
 
 std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::string& selector, std::string name) {
   std::unique_ptr<DeviceState> device(new DeviceState(host, std::move(name)));
@@ -76,6 +86,7 @@ std::unique_ptr<DeviceState> DeviceState::create(const Host& host, const std::st
 
 DeviceState::~DeviceState() {
   weights_.clear();
+  packed_.reset();
   for (const auto& entry : attentions_) nvb_attention_destroy(entry.second);
   for (nvb_stream* stream : streams_) nvb_stream_destroy(stream);
   if (copies_ != nullptr) succeeded(nvb_stream_synchronize(copies_), "ending the copies");
@@ -167,6 +178,7 @@ void DeviceState::order_after_copies(nvb_stream* stream) {
 
 void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) {
   if (bytes == 0) return;
+  const LayoutLock blocks = hold_blocks(to, from, bytes, kind);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (kind == NVB_COPY_HOST_TO_DEVICE && stage(to, from, bytes)) return;
   nvb_status status = nvb_memory_copy(memory_, to, from, bytes, kind, copies_);
@@ -174,8 +186,15 @@ void DeviceState::copy(void* to, const void* from, size_t bytes, uint32_t kind) 
   fail_unless(status, "copying a tensor");
 }
 
+// Blocks that a copy of the host's reads or writes lie as the host knows them until it has been queued.
+LayoutLock DeviceState::hold_blocks(const void* to, const void* from, size_t bytes, uint32_t kind) {
+  return packed_->hold_blocks(kind == NVB_COPY_DEVICE_TO_HOST ? nullptr : to,
+                              kind == NVB_COPY_HOST_TO_DEVICE ? nullptr : from, bytes);
+}
+
 void DeviceState::fill(void* to, uint8_t value, size_t bytes) {
   if (bytes == 0) return;
+  const LayoutLock blocks = packed_->hold_blocks(to, nullptr, bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
   nvb_status status = nvb_memory_fill(memory_, to, value, bytes, copies_);
   if (status == NVB_OK) status = nvb_stream_synchronize(copies_);
@@ -195,6 +214,7 @@ nvb_status DeviceState::queue_free(void* memory, nvb_stream* stream) const {
 }
 
 void DeviceState::copy_async(void* to, const void* from, size_t bytes, uint32_t kind, nvb_stream* stream) {
+  const LayoutLock blocks = hold_blocks(to, from, bytes, kind);
   order_after_copies(stream);
   fail_unless(queue_copy(to, from, bytes, kind, stream), "copying a tensor");
 }
@@ -220,6 +240,11 @@ Weight DeviceState::weight(const WeightKey& key) {
   const auto found = weights_.find(key);
   if (found != weights_.end()) return found->second;
   if (weights_.size() >= kMostWeights) weights_.clear();
+  if (packed_->holds(key.data)) {
+    Weight rows = packed_->rows(key);
+    if (rows != nullptr) weights_[key] = rows;
+    return rows;
+  }
   nvb_weight* weight = nullptr;
   if (borrow(key, &weight) != NVB_OK) return nullptr;
   return weights_[key] = Weight(weight, WeightDestroyer());
@@ -227,11 +252,19 @@ Weight DeviceState::weight(const WeightKey& key) {
 
 // A tensor is read where it lies, and blocks as the file has them.
 nvb_status DeviceState::borrow(const WeightKey& key, nvb_weight** weight) const {
+  return create_weight(key, NVB_SOURCE_BORROWED, weight);
+}
+
+nvb_status DeviceState::pack(const WeightKey& key, nvb_weight** weight) const {
+  return create_weight(key, NVB_SOURCE_IN_PLACE, weight);
+}
+
+nvb_status DeviceState::create_weight(const WeightKey& key, uint32_t source, nvb_weight** weight) const {
   const TypeTraits type = traits(key.type);
   nvb_weight_desc desc;
   nvb_weight_desc_init(&desc);
   desc.part_count = 1;
-  desc.source = NVB_SOURCE_BORROWED;
+  desc.source = source;
   nvb_tensor part = nvb_tensor_2d(const_cast<void*>(key.data), type.dtype, key.rows, key.columns);
   part.strides[0] = static_cast<int64_t>(key.row_bytes / type.bytes);
   part.strides[1] = 1;
@@ -248,7 +281,7 @@ nvb_status DeviceState::borrow(const WeightKey& key, nvb_weight** weight) const 
         key.row_bytes * static_cast<size_t>(key.rows - 1) + type.bytes * static_cast<size_t>(key.columns / type.block);
     desc.blocks = &blocks;
     desc.source_format = type.blocks;
-    desc.format = NVB_WEIGHT_FORMAT_BLOCKS;
+    if (source == NVB_SOURCE_BORROWED) desc.format = NVB_WEIGHT_FORMAT_BLOCKS;
   }
   return nvb_weight_create(backend_, &desc, nullptr, weight);
 }
@@ -271,7 +304,46 @@ const nvb_attention* DeviceState::attention(const AttentionKey& key) {
   return attentions_[key] = attention;
 }
 
+nvb_status DeviceState::put_back(nvb_weight* weight) {
+  const nvb_status status = nvb_weight_restore_blocks(weight, copies_);
+  fail_unless(status, "putting a weight's blocks back");
+  return status;
+}
+
+void DeviceState::wait_for_all() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (nvb_stream* stream : streams_) fail_unless(nvb_stream_synchronize(stream), "waiting for a stream");
+  fail_unless(nvb_stream_synchronize(copies_), "waiting for copies");
+}
+
+void DeviceState::trim() {
+  succeeded(nvb_memory_trim(memory_, 0, nullptr), "giving memory back");
+}
+
+void DeviceState::add_buffer(const void* start, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  buffers_[static_cast<const char*>(start)] = bytes;
+}
+
+bool DeviceState::owns(const void* start, size_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const char* first = static_cast<const char*>(start);
+  const auto next = buffers_.upper_bound(first);
+  if (next == buffers_.begin()) return false;
+  const auto& [base, size] = *std::prev(next);
+  return first + bytes <= base + size;
+}
+
 void DeviceState::forget(const void* start, size_t bytes) {
+  packed_->forget(start, bytes);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    buffers_.erase(static_cast<const char*>(start));
+  }
+  drop_weights(start, bytes);
+}
+
+void DeviceState::drop_weights(const void* start, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const char* end = static_cast<const char*>(start) + bytes;
   for (auto at = weights_.begin(); at != weights_.end();) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,6 +19,11 @@
 namespace nvb_ggml {
 
 class DeviceState;
+class PackedWeights;
+
+// What a stream holds while it queues a graph, and a copy until it is queued: no weight is packed or put back
+// meanwhile.
+using LayoutLock = std::shared_lock<std::shared_mutex>;
 
 // What a variable of the environment turns on or, by "0", off; for tests and for finding what is at fault.
 bool is_on(const char* variable, bool otherwise);
@@ -89,6 +95,8 @@ class DeviceState {
   // otherwise.
   bool rounds_to_halves() const;
   const nvb_backend* backend() const { return backend_; }
+  // Whether blocks of a model's weights are packed: on GPUs, but where NVB_GGML_PACK says otherwise.
+  bool packs_weights() const;
   void get_memory(size_t* free, size_t* total) const;
 
   void* allocate(size_t bytes);
@@ -118,6 +126,19 @@ class DeviceState {
   Weight weight(const WeightKey& key);
   const nvb_attention* attention(const AttentionKey& key);
   void forget(const void* start, size_t bytes);
+  PackedWeights& packed() const { return *packed_; }
+  // Of packed weights, which see to it that nobody uses what changes: packs blocks in their place, puts them back, and
+  // lets go of the weights that read them.
+  nvb_status pack(const WeightKey& key, nvb_weight** weight) const;
+  nvb_status put_back(nvb_weight* weight);
+  void drop_weights(const void* start, size_t bytes);
+  // Waits until no stream has work.
+  void wait_for_all();
+  // Gives back what no tensor needs.
+  void trim();
+  // Whether these bytes lie in one buffer that the host allocated here.
+  bool owns(const void* start, size_t bytes) const;
+  void add_buffer(const void* start, size_t bytes);
   // Another number after weights were dropped.
   uint64_t weights_version() const { return weights_version_.load(std::memory_order_relaxed); }
 
@@ -132,9 +153,11 @@ class DeviceState {
   bool succeeded(nvb_status status, const char* what) const;
 
  private:
-  DeviceState(const Host& host, std::string name) : host_(host), name_(std::move(name)) {}
+  DeviceState(const Host& host, std::string name);
   nvb_status borrow(const WeightKey& key, nvb_weight** weight) const;
+  nvb_status create_weight(const WeightKey& key, uint32_t source, nvb_weight** weight) const;
   bool stage(void* to, const void* from, size_t bytes);
+  LayoutLock hold_blocks(const void* to, const void* from, size_t bytes, uint32_t kind);
 
   const Host& host_;
   std::string name_;
@@ -152,11 +175,13 @@ class DeviceState {
   std::atomic<uint64_t> stagings_{0};
   std::map<nvb_stream*, uint64_t> ordered_;
   // Of that stream and of what is below.
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<WeightKey, Weight> weights_;
   std::atomic<uint64_t> weights_version_{0};
   std::map<AttentionKey, nvb_attention*> attentions_;
   std::set<nvb_stream*> streams_;
+  std::map<const char*, size_t> buffers_;  // bytes by the first
+  std::unique_ptr<PackedWeights> packed_;
   std::atomic<bool> failed_{false};
 };
 

@@ -184,5 +184,7 @@ struct Feature {
 };
 
 constexpr int32_t API_VERSION = 2;
+// Of ggml_backend_buffer_usage.
+constexpr int32_t BUFFER_USAGE_WEIGHTS = 1;
 
 }  // namespace nvb_ggml

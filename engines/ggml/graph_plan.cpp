@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "own_memory.hpp"
+#include "packed_weights.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
@@ -149,7 +150,9 @@ size_t GraphPlan::join_rotation(size_t first, Work& work) const {
   return place - first;
 }
 
-void GraphPlan::read(const Host& host, Graph* graph, bool joins, bool narrows) {
+void GraphPlan::read(const DeviceState& device, Graph* graph, bool joins, bool narrows) {
+  const Host& host = device.host();
+  device_ = &device;
   host_ = &host;
   graph_ = graph;
   nodes_.clear();
@@ -183,6 +186,7 @@ void GraphPlan::read(const Host& host, Graph* graph, bool joins, bool narrows) {
     works_.push_back(work);
     place += count == 0 ? 1 : count;
   }
+  if (joins) join_heads();
   if (narrows) find_narrow(host);
   place_stacks();
 }
@@ -212,12 +216,14 @@ void GraphPlan::find_narrow(const Host& host) {
     const bool is_stack = works_[place].kind == Work::Kind::Stack;
     if (!is_stack && (works_[place].kind != Work::Kind::Node || host.op(node) != Op::MatMul)) continue;
     const Tensor &weight = *node.source[0], &input = *node.source[1];
-    if ((weight.type != TYPE_F16 && weight.type != TYPE_BF16) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
+    const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
+    if ((!is_half && !device_->packed().holds(weight.data)) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
     if (!has_rows(weight) || node.parameters[0] == PRECISION_F32 || !is_contiguous(input)) continue;
     const auto root = roots.find(&input);
     const size_t count = is_stack ? works_[place].stack.products.size() : 1;
     std::vector<Reader>& all = readers[root == roots.end() ? &input : root->second];
-    all.insert(all.end(), count, {place, weight.type});
+    // Packed weights take inputs of either type; BF16 holds what F32 activations do.
+    all.insert(all.end(), count, {place, is_half ? weight.type : static_cast<int32_t>(TYPE_BF16)});
   }
 
   std::vector<Live> live;

@@ -40,6 +40,13 @@ struct RotationWork {
   float factor = 1.0f;
 };
 
+// Heads that go to rows of a cache as they are.
+struct HeadRows {
+  const Tensor* input = nullptr;
+  const Tensor* cache = nullptr;
+  const Tensor* rows = nullptr;
+};
+
 // Products with weights that lie one behind the other, and where the first result goes; the others follow it.
 struct StackWork {
   std::vector<const Tensor*> products;
@@ -51,13 +58,15 @@ struct Work {
   const Tensor* node = nullptr;  // the first, for messages
   NormWork norm;
   RotationWork rotation;
+  RotationWork keys;  // beside the rotation, if `rope` is not NULL
+  HeadRows values;    // beside both, if `input` is not NULL
   StackWork stack;
 };
 
 class GraphPlan {
  public:
   // `joins`: whether nodes are done together; `narrows`: whether results are kept in 16 bits.
-  void read(const Host& host, Graph* graph, bool joins, bool narrows);
+  void read(const DeviceState& device, Graph* graph, bool joins, bool narrows);
 
   const std::vector<Work>& works() const { return works_; }
   // Bytes of the stream's own memory that results take.
@@ -79,12 +88,14 @@ class GraphPlan {
   bool is_read_by_next_alone(const Tensor* tensor) const;
   size_t join_norm(size_t first, Work& work) const;
   size_t join_rotation(size_t first, Work& work) const;
+  void join_heads();
   void find_narrow(const Host& host);
   void find_stacks();
   bool is_of_graph_alone(const Tensor* result) const;
   void place_stacks();
 
   Graph* graph_ = nullptr;
+  const DeviceState* device_ = nullptr;
   const Host* host_ = nullptr;
   std::vector<const Tensor*> nodes_;
   std::vector<Work> works_;
@@ -104,6 +115,7 @@ bool fits_one_call(const Host& host, const NormWork& work);
 bool fits_one_call(const Host& host, const RotationWork& work);
 // Queues it. `output` has the values of the norm's output.
 nvb_status run_norm(const DeviceState& device, nvb_stream* stream, const NormWork& work, const Tensor* output);
-nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work);
+nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work,
+                        const RotationWork& keys, const HeadRows& values);
 
 }  // namespace nvb_ggml

@@ -5,6 +5,7 @@
 
 #include "graph_plan.hpp"
 #include "own_memory.hpp"
+#include "packed_weights.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
@@ -44,9 +45,11 @@ void GraphPlan::find_stacks() {
            views_.count(&weight) == 0 && is_contiguous(weight) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
            is_of_graph_alone(node);
   };
-  const auto follows = [](const Tensor& weight, const Tensor& last) {
+  const auto follows = [&](const Tensor& weight, const Tensor& last) {
+    const size_t both = last.nb[1] * static_cast<size_t>(last.ne[1] + weight.ne[1]);
     return weight.type == last.type && weight.ne[0] == last.ne[0] && weight.nb[1] == last.nb[1] &&
-           weight.data == static_cast<const char*>(last.data) + last.nb[1] * static_cast<size_t>(last.ne[1]);
+           weight.data == static_cast<const char*>(last.data) + last.nb[1] * static_cast<size_t>(last.ne[1]) &&
+           device_->packed().are_together(last.data, both);
   };
   for (size_t first = 0; first < nodes_.size(); ++first) {
     if (!can_move(nodes_[first])) continue;
@@ -104,6 +107,8 @@ void GraphPlan::place_stacks() {
       reads(work.norm.residual);
     } else if (work.kind == Work::Kind::Rotation) {
       reads(work.rotation.input);
+      reads(work.keys.input);
+      reads(work.values.input);
     } else {
       for (const Tensor* source : work.node->source) reads(source);
     }

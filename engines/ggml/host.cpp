@@ -86,6 +86,7 @@ bool Host::resolve(const void* caller, std::string& problem) {
     if (to == nullptr && required && problem.empty()) problem = name + " does not export " + symbol;
   };
   function("ggml_log_internal", log_, false);
+  function("ggml_backend_buffer_get_usage", usage_, false);
   function("ggml_version", version_function_);
   function("ggml_op_name", op_name_);
   function("ggml_unary_op_name", unary_op_name_);

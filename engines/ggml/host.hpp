@@ -76,6 +76,10 @@ class Host {
   int uses(const Graph* graph, const Tensor* tensor) const;
   // Whether the host sets TENSOR_FLAG_COMPUTE on what must be computed.
   bool marks_nodes() const { return marks_nodes_; }
+  // Whether the host has said that the buffer holds a model's weights.
+  bool holds_weights(Buffer* buffer) const {
+    return usage_ != nullptr && buffer != nullptr && usage_(buffer) == BUFFER_USAGE_WEIGHTS;
+  }
   // `ggml_backend_buffer_init`, whose second parameter is a table by value.
   void* buffer_init() const { return buffer_init_; }
 
@@ -103,6 +107,7 @@ class Host {
   size_t (*block_bytes_)(int32_t) = nullptr;
   int (*graph_n_nodes_)(Graph*) = nullptr;
   Tensor* (*graph_node_)(Graph*, int) = nullptr;
+  int32_t (*usage_)(Buffer*) = nullptr;
   void* buffer_init_ = nullptr;
   void (*log_)(int32_t level, const char* format, ...) = nullptr;
 

@@ -27,6 +27,24 @@ nvb_tensor heads_of(const Tensor& tensor) {
   return heads;
 }
 
+// Rows of a cache as such heads: `like` has their shape.
+nvb_tensor rows_of_heads(const Tensor& cache, const nvb_tensor& like) {
+  const TypeTraits type = traits(cache.type);
+  nvb_tensor heads =
+      nvb_tensor_3d(cache.data, type.dtype, cache.ne[1], like.shape[like.rank - 2], like.shape[like.rank - 1]);
+  heads.strides[0] = static_cast<int64_t>(cache.nb[1] / type.bytes);
+  heads.strides[1] = like.shape[like.rank - 1];
+  heads.strides[2] = 1;
+  return heads;
+}
+
+// No row number needs more than the low half of 64 bits.
+nvb_tensor numbers_of_rows(const Tensor& rows) {
+  nvb_tensor numbers = nvb_tensor_1d(rows.data, NVB_DTYPE_I32, rows.ne[0]);
+  numbers.strides[0] = static_cast<int64_t>(rows.nb[0] / sizeof(int32_t));
+  return numbers;
+}
+
 }  // namespace
 
 bool fits_one_call(const Host&, const NormWork& work) {
@@ -77,29 +95,36 @@ bool fits_one_call(const Host&, const RotationWork& work) {
   return (work.rows->type == TYPE_I32 || work.rows->type == TYPE_I64) && work.rows->ne[0] == input.ne[2];
 }
 
-nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work) {
+nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work,
+                        const RotationWork& keys, const HeadRows& values) {
   nvb_rotary_embedding_args args;
   if (!rope_args(*work.rope, args)) return NVB_ERROR_UNSUPPORTED;
+  const float magnitude = args.magnitude;
   args.input = whole(*work.input);
   args.output = whole(*work.output);
   if (work.rows != nullptr) {
-    const Tensor &cache = *work.output, &rows = *work.rows;
     args.input = heads_of(*work.input);
-    args.output = args.input;
-    args.output.data = cache.data;
-    args.output.dtype = traits(cache.type).dtype;
-    args.output.shape[0] = cache.ne[1];
-    args.output.strides[0] = static_cast<int64_t>(cache.nb[1] / traits(cache.type).bytes);
-    args.output.strides[1] = work.input->ne[0];
-    // No row number needs more than the low half of 64 bits.
-    args.rows = nvb_tensor_1d(rows.data, NVB_DTYPE_I32, rows.ne[0]);
-    args.rows.strides[0] = static_cast<int64_t>(rows.nb[0] / sizeof(int32_t));
+    args.output = rows_of_heads(*work.output, args.input);
+    args.rows = numbers_of_rows(*work.rows);
   }
-  if (work.weight != nullptr) {
-    args.norm_weight = vector_of(work.weight);
-    args.epsilon = given_epsilon(work.epsilon);
-  }
+  if (work.weight != nullptr) args.norm_weight = vector_of(work.weight);
+  const bool has_norm = work.weight != nullptr || keys.weight != nullptr;
+  if (has_norm) args.epsilon = given_epsilon(work.weight != nullptr ? work.epsilon : keys.epsilon);
   args.magnitude *= work.factor;
+  if (keys.rope != nullptr) {
+    args.key_input = heads_of(*keys.input);
+    args.key_output = keys.rows == nullptr ? heads_of(*keys.output) : rows_of_heads(*keys.output, args.key_input);
+    if (keys.rows != nullptr) args.key_rows = numbers_of_rows(*keys.rows);
+    if (keys.weight != nullptr) args.key_norm_weight = vector_of(keys.weight);
+    args.key_magnitude = magnitude * keys.factor;
+  }
+  if (values.input != nullptr) {
+    const int64_t head_dim = work.rope->ne[0];
+    args.value_input = nvb_tensor_3d(values.input->data, traits(values.input->type).dtype, values.input->ne[1],
+                                     values.input->ne[0] / head_dim, head_dim);
+    args.value_output = rows_of_heads(*values.cache, args.value_input);
+    args.value_rows = numbers_of_rows(*values.rows);
+  }
   return nvb_rotary_embedding(device.backend(), &args, stream);
 }
 

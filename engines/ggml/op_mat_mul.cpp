@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "operations.hpp"
+#include "packed_weights.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
@@ -22,11 +23,20 @@ bool is_product(const Tensor& weight, const Tensor& input, const Tensor& node) {
          has_element_strides(input);
 }
 
+// Whether the library has the blocks in the order of its products, which want inputs of 16 bits on a GPU.
+bool is_packed(const Step& step, const Tensor& weight) {
+  return !step.asks() && step.device.packed().holds(weight.data);
+}
+
 // Up to so many rows the kernels of the f32 units keep up with memory.
 constexpr int64_t kMostRowsInF32 = 8;
 // The type in which the library multiplies the input: of a float weight F32 or the weight's. On a GPU tensor cores have
 // the latter alone.
 int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
+  if (is_packed(step, weight)) {
+    const bool keeps = node.parameters[0] == PRECISION_F32 || input.type != TYPE_F32;
+    return keeps || !step.device.rounds_to_halves() ? input.type : static_cast<int32_t>(TYPE_BF16);
+  }
   if (is_quantized(weight.type) || input.type == weight.type) return input.type;
   const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
   const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != PRECISION_F32 &&
@@ -54,7 +64,7 @@ constexpr int64_t kMostDecoded = int64_t{1} << 25;
 bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
   return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
          rows_fold(input) && rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
-         node.parameters[0] != PRECISION_F32;
+         node.parameters[0] != PRECISION_F32 && !is_packed(step, weight);
 }
 
 Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {

@@ -72,14 +72,18 @@ void Recordings::record(Recording& recording, const std::function<nvb_status()>&
   if (status != NVB_OK || recording.memory != before) drop(recording);
 }
 
-nvb_status Recordings::compute(Graph* graph, const std::function<nvb_status()>& queue,
-                               const std::function<Memory()>& memory) {
+nvb_status Recordings::compute(Graph* graph, const std::function<nvb_status()>& prepare,
+                               const std::function<nvb_status()>& queue, const std::function<Memory()>& memory) {
   Recording& recording = find(graph);
   recording.last = ++clock_;
   ++recording.count;
   if (recording.graph != nullptr && (recording.memory != memory() || recording.weights != device_.weights_version())) {
     drop(recording);
     recording.next_try = recording.count + 1;
+  }
+  if (recording.graph == nullptr) {
+    const nvb_status status = prepare();
+    if (status != NVB_OK) return status;
   }
   if (recording.graph == nullptr && recording.count >= recording.next_try && recording.key.work() >= kLeastWork) {
     record(recording, queue, memory);

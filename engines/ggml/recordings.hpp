@@ -24,9 +24,10 @@ class Recordings {
   Recordings(const Recordings&) = delete;
   Recordings& operator=(const Recordings&) = delete;
 
-  // Computes a graph. `queue` queues its work call by call; `memory` tells where the memory of the stream's own lies
-  // that such calls name, and is the same after `queue` unless that had to make more.
-  nvb_status compute(Graph* graph, const std::function<nvb_status()>& queue, const std::function<Memory()>& memory);
+  // Computes a graph. `prepare` comes before a `queue`, which queues its work call by call; `memory` tells where the
+  // memory of the stream's own lies that such calls name, and is the same after `queue` unless that had to make more.
+  nvb_status compute(Graph* graph, const std::function<nvb_status()>& prepare, const std::function<nvb_status()>& queue,
+                     const std::function<Memory()>& memory);
 
  private:
   struct Recording {

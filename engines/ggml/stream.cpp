@@ -4,6 +4,7 @@
 #include <array>
 
 #include "operations.hpp"
+#include "packed_weights.hpp"
 #include "tensor.hpp"
 
 namespace nvb_ggml {
@@ -61,8 +62,12 @@ nvb_status StreamState::queue(const Work& work, char* own) {
   if (work.kind == Work::Kind::Stack) return queue_stack(work.stack, own);
   if (work.kind == Work::Kind::Rotation) {
     RotationWork rotation = work.rotation;
+    RotationWork keys = work.keys;
+    HeadRows values = work.values;
     rotation.input = where_it_lies(rotation.input, 0);
-    return run_rotation(device_, stream_, rotation);
+    keys.input = where_it_lies(keys.input, 1);
+    values.input = where_it_lies(values.input, 2);
+    return run_rotation(device_, stream_, rotation, keys, values);
   }
   if (work.kind == Work::Kind::Norm) {
     NormWork norm = work.norm;
@@ -90,7 +95,7 @@ nvb_status StreamState::queue(const Work& work, char* own) {
 // Queues the works of a graph one by one. Works are joined on GPUs, but where NVB_GGML_JOIN says otherwise; on the CPU
 // tests compare its operations with the host's one by one.
 nvb_status StreamState::queue(Graph* graph) {
-  plan_.read(device_.host(), graph, is_on("NVB_GGML_JOIN", !device_.is_cpu()), device_.rounds_to_halves());
+  plan_.read(device_, graph, is_on("NVB_GGML_JOIN", !device_.is_cpu()), device_.rounds_to_halves());
   char* own = nullptr;
   if (plan_.own_bytes() != 0) {
     const nvb_status status = own_->reserve(plan_.own_bytes(), &own);
@@ -105,14 +110,17 @@ nvb_status StreamState::queue(Graph* graph) {
 }
 
 Status StreamState::compute(Graph* graph) {
+  LayoutLock layout = device_.packed().hold();
   device_.order_after_copies(stream_);
   if (device_.take_failure()) return STATUS_FAILED;
+  const auto prepare = [&] { return device_.packed().prepare(graph, layout); };
   nvb_status status = NVB_OK;
   if (recordings_ == nullptr) {
-    status = queue(graph);
+    status = prepare();
+    if (status == NVB_OK) status = queue(graph);
   } else {
     status = recordings_->compute(
-        graph, [this, graph] { return queue(graph); },
+        graph, prepare, [this, graph] { return queue(graph); },
         [this] { return Recordings::Memory(scratch_->memory(), own_->memory()); });
   }
   if (status == NVB_OK) return STATUS_SUCCESS;

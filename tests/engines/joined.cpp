@@ -34,7 +34,7 @@ constexpr int64_t kMostRows = 3, kCells = 24;
 
 // What a test reads after the graph, or marks.
 struct Names {
-  ggml_tensor *first_norm, *first, *post, *sum, *second, *query, *key, *raw_key, *cache;
+  ggml_tensor *first_norm, *first, *post, *sum, *second, *query, *key, *raw_key, *cache, *value_cache;
 };
 
 struct Layer {
@@ -50,11 +50,12 @@ struct Layer {
     for (ggml_tensor*& scale : scales) scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, width);
     ggml_tensor *query_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim),
                 *key_scale = ggml_new_tensor_1d(w, GGML_TYPE_F32, kHeadDim);
-    ggml_tensor* matrices[4];
+    ggml_tensor* matrices[5];
     for (ggml_tensor*& matrix : matrices) matrix = ggml_new_tensor_2d(w, weights, width, width);
     ggml_tensor* positions = ggml_new_tensor_1d(w, GGML_TYPE_I32, rows);
     ggml_tensor* places = ggml_new_tensor_1d(w, GGML_TYPE_I64, rows);
     names.cache = ggml_new_tensor_2d(w, GGML_TYPE_F16, width, kCells);
+    names.value_cache = ggml_new_tensor_2d(w, GGML_TYPE_F16, width, kCells);
 
     // Norm, products, norm and rotation of heads, rows of a cache.
     ggml_tensor* x = ggml_scale(c, input, 2.0f);
@@ -69,6 +70,7 @@ struct Layer {
     names.query = ggml_scale(c, heads(matrices[0], query_scale), 0.125f);
     names.key = heads(matrices[1], key_scale);
     ggml_tensor* cached = ggml_set_rows(c, names.cache, ggml_reshape_2d(c, names.key, width, rows), places);
+    ggml_tensor* values = ggml_set_rows(c, names.value_cache, ggml_mul_mat(c, matrices[4], names.first), places);
     // The branch joins the residual stream behind a norm of its own, and the next norm follows.
     ggml_tensor* branch = ggml_mul_mat(c, matrices[2], ggml_reshape_2d(c, names.query, width, rows));
     names.post = ggml_mul(c, ggml_rms_norm(c, branch, 1e-5f), scales[1]);
@@ -79,6 +81,7 @@ struct Layer {
     graph_ = ggml_new_graph(c);
     ggml_build_forward_expand(graph_, names.query);
     ggml_build_forward_expand(graph_, cached);
+    ggml_build_forward_expand(graph_, values);
     ggml_build_forward_expand(graph_, result_);
     if (change) change(c, names);
 
@@ -164,6 +167,8 @@ Outcome run(ggml_type weights, const char* joins, const char* narrows, Marked ma
     outcome.products = products;
     outcome.result = layer.result();
     outcome.cache = Layer::floats(layer.names.cache);
+    const std::vector<float> values = Layer::floats(layer.names.value_cache);
+    outcome.cache.insert(outcome.cache.end(), values.begin(), values.end());
     if (marked != nullptr) outcome.marked = Layer::floats(layer.names.*marked);
   }
   ggml_backend_free(backend);
@@ -237,11 +242,12 @@ nvb_status nvb_linear(const nvb_backend* backend, const nvb_linear_args* args, n
 int main(int count, char** arguments) {
   if (count < 2 || ggml_backend_load(arguments[1]) == nullptr) fail("PLUGIN", count);
   const Outcome single = run(GGML_TYPE_F32, "0", "0", nullptr);
-  // Three norms and those of both heads; a factor first, five weights, a factor, two sums.
-  expect(single.counts, {5, 2, 9, 1, 0}, "single calls");
+  // Three norms and those of both heads; a factor first, five weights, a factor, two sums; rows of two caches.
+  expect(single.counts, {5, 2, 9, 2, 0}, "single calls");
   const Outcome joined = run(GGML_TYPE_F32, "1", "0", nullptr);
-  // The first norm; the post norm, the sum and the norm of it; the factor first and the last sum.
-  expect(joined.counts, {2, 2, 2, 0, 0}, "joined calls");
+  // The first norm; the post norm, the sum and the norm of it; the factor first and the last sum; the values' rows,
+  // which come behind their product.
+  expect(joined.counts, {2, 2, 2, 1, 0}, "joined calls");
   near(joined, single, 1e-5f, "joined calls give something else");
 
   // What the host reads is there, and all around it as before.
@@ -250,12 +256,12 @@ int main(int count, char** arguments) {
     Counts counts;
     const char* text;
   } marks[] = {
-      {&Names::first_norm, {2, 2, 3, 0, 0}, "the host reads the first norm"},
-      {&Names::first, {2, 2, 2, 0, 0}, "the host reads the first norm's product"},
-      {&Names::post, {3, 2, 2, 0, 0}, "the host reads the post norm"},
-      {&Names::sum, {2, 2, 2, 0, 0}, "the host reads the sum"},
-      {&Names::key, {2, 2, 2, 1, 0}, "the host reads the keys"},
-      {&Names::query, {2, 2, 2, 0, 0}, "the host reads the queries"},
+      {&Names::first_norm, {2, 2, 3, 1, 0}, "the host reads the first norm"},
+      {&Names::first, {2, 2, 2, 1, 0}, "the host reads the first norm's product"},
+      {&Names::post, {3, 2, 2, 1, 0}, "the host reads the post norm"},
+      {&Names::sum, {2, 2, 2, 1, 0}, "the host reads the sum"},
+      {&Names::key, {2, 2, 2, 2, 0}, "the host reads the keys"},
+      {&Names::query, {2, 2, 2, 1, 0}, "the host reads the queries"},
   };
   for (const auto& mark : marks) {
     const Outcome alone = run(GGML_TYPE_F32, "0", "0", mark.tensor),
@@ -264,29 +270,30 @@ int main(int count, char** arguments) {
     near(together, alone, 1e-5f, mark.text);
   }
 
-  // Both products that read the first norm, and the one that reads the second, of which none is read by anybody else.
+  // All products that read the first norm, and the one that reads the second, of which none is read by anybody else.
   for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16}) {
     const Outcome wide = run(type, "1", "0", nullptr), narrow = run(type, "1", "1", nullptr);
-    expect(wide.counts, {2, 2, 2, 0, 0}, "16-bit weights");
-    expect(narrow.counts, {2, 2, 2, 0, 3}, "inputs in 16 bits");
+    expect(wide.counts, {2, 2, 2, 1, 0}, "16-bit weights");
+    expect(narrow.counts, {2, 2, 2, 1, 4}, "inputs in 16 bits");
     near(narrow, wide, type == GGML_TYPE_F16 ? 2e-3f : 2e-2f, "inputs in 16 bits give something else");
     const Outcome read = run(type, "1", "1", &Names::second);
-    expect(read.counts, {2, 2, 2, 0, 2}, "the host reads the second norm");
+    expect(read.counts, {2, 2, 2, 1, 3}, "the host reads the second norm");
   }
-  // Of one row, the products with the weights of queries and keys, which lie one behind the other, are one.
-  const Outcome four = run(GGML_TYPE_F32, "0", "0", nullptr, 1), three = run(GGML_TYPE_F32, "1", "0", nullptr, 1);
-  if (four.products != 4 || three.products != 3) fail("products of one row are not joined", three.products);
-  expect(three.counts, {2, 2, 2, 0, 0}, "joined products");
-  near(three, four, 1e-5f, "joined products give something else");
+  // Of one row, the products with the weights of queries and keys, which lie one behind the other, are one; behind all
+  // three the rotations and the values' rows are one as well.
+  const Outcome five = run(GGML_TYPE_F32, "0", "0", nullptr, 1), four = run(GGML_TYPE_F32, "1", "0", nullptr, 1);
+  if (five.products != 5 || four.products != 4) fail("products of one row are not joined", four.products);
+  expect(four.counts, {2, 1, 2, 0, 0}, "joined products");
+  near(four, five, 1e-5f, "joined products give something else");
   for (const ggml_type type : {GGML_TYPE_BF16, GGML_TYPE_Q4_0}) {
     const Outcome wide = run(type, "1", "0", nullptr, 1), narrow = run(type, "1", "1", nullptr, 1);
-    if (wide.products != 3 || narrow.products != 3) fail("products are not joined", narrow.products);
-    expect(narrow.counts, {2, 2, 2, 0, type == GGML_TYPE_BF16 ? 2 : 0}, "joined products with inputs in 16 bits");
+    if (wide.products != 4 || narrow.products != 4) fail("products are not joined", narrow.products);
+    expect(narrow.counts, {2, 1, 2, 0, type == GGML_TYPE_BF16 ? 3 : 0}, "joined products with inputs in 16 bits");
     near(narrow, wide, 2e-2f, "joined products with inputs in 16 bits give something else");
   }
   const Outcome read_alone = run(GGML_TYPE_F32, "0", "0", &Names::raw_key, 1),
                 read = run(GGML_TYPE_F32, "1", "0", &Names::raw_key, 1);
-  if (read.products != 4) fail("a product that the host reads is joined", read.products);
+  if (read.products != 5) fail("a product that the host reads is joined", read.products);
   near(read, read_alone, 1e-5f, "the host reads a product");
 
   std::puts(
