@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Counts the instructions that the library spends on queueing an eager operation, without a GPU.
 
-    queueing_instructions.py --program bench_queueing --library LIBRARY --driver DRIVER [--functions OPERATION]
+    queueing_instructions.py --program bench_queueing --library LIBRARY --driver DRIVER [--functions OPERATION] [--rare FUNCTION]
 
 PROGRAM is that of benches/queueing.c, LIBRARY nvbackend_without_kernels, in which a launch does nothing, and DRIVER the fake
 driver (tests/fake_driver). valgrind's callgrind runs the program once for each operation. What the driver and the stand-in for
 the CUDA runtime spend is counted apart, since neither is what a GPU's costs. `--functions` prints where the instructions go.
+`--rare` fails if an operation calls a function of the runtime more often than where it comes first.
 """
 import argparse
 import collections
@@ -23,6 +24,8 @@ OPERATIONS = {
     "rope": "nvb_rope",
     "attention decode": "nvb_attention_decode",
 }
+# Of a function that is called where an operation comes first, each of whose kernels may need it.
+MOST_RARE_CALLS = 4
 # A process has few addresses under valgrind.
 MEMORY_BYTES = 1 << 30
 FOREIGN = re.compile(r"cu[A-Z]\w*|cuda[A-Z]\w*|__cuda\w*|nvb_driver_\w*")
@@ -101,6 +104,7 @@ def main():
     for name in ["--program", "--library", "--driver"]:
         parser.add_argument(name, required=True, type=os.path.abspath)
     parser.add_argument("--functions", choices=OPERATIONS)
+    parser.add_argument("--rare", metavar="FUNCTION")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.functions:
@@ -112,6 +116,9 @@ def main():
             library = (sum(found.own.values()) - foreign) / found.count
             others = calls / found.count
             print(f"{operation:18} {library:6.0f} instructions a call, and {others:.1f} calls of driver and runtime")
+            often = sum(calls for (_, callee), calls in found.calls.items() if callee == options.rare)
+            if often > MOST_RARE_CALLS:
+                sys.exit(f"{operation}: {often} calls of {options.rare} in {found.count} operations")
 
 
 if __name__ == "__main__":

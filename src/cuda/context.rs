@@ -9,10 +9,17 @@ use crate::error::{Error, Result, Status};
 use cust::sys::{self, cudaError_enum, CUcontext, CUresult};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, CStr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
+
+extern "C" {
+    fn nvb_cuda_set_context(number: u64);
+}
 
 pub struct PrimaryContext {
     raw: CUcontext,
+    /// One that no other has, though its context may lie where an earlier one did.
+    number: u64,
     ordinal: i32,
     shared: &'static Shared,
 }
@@ -46,7 +53,8 @@ impl PrimaryContext {
         match unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, ordinal) } {
             cudaError_enum::CUDA_SUCCESS => {
                 exit::CONTEXT.have_begun();
-                Ok(PrimaryContext { raw, ordinal, shared })
+                static NUMBERS: AtomicU64 = AtomicU64::new(1);
+                Ok(PrimaryContext { raw, number: NUMBERS.fetch_add(1, Ordering::Relaxed), ordinal, shared })
             }
             code => Err(mark(&shared.lost, ordinal, driver::error(code as i32, "retaining the primary context"))),
         }
@@ -60,6 +68,8 @@ impl PrimaryContext {
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
         refuse_lost(&self.shared.lost)?;
         let inside = exit::enter()?;
+        // SAFETY: writes a number of this thread's.
+        unsafe { nvb_cuda_set_context(self.number) };
         let mut before = std::ptr::null_mut();
         // SAFETY: a valid pointer.
         self.check(unsafe { sys::cuCtxGetCurrent(&mut before) }, "cuCtxGetCurrent")?;

@@ -30,14 +30,14 @@ impl Weight {
             ))
             .with_advice("borrow it as NVB_WEIGHT_FORMAT_BLOCKS"));
         };
-        if rows % ROWS != 0 || columns % COLUMNS != 0 || part.pitch != part.row_bytes {
+        if !rows.is_multiple_of(ROWS) || !columns.is_multiple_of(COLUMNS) || part.pitch != part.row_bytes {
             return Err(Error::invalid(format!(
                 "{format} [{rows}, {columns}] is packed in its place where rows are a multiple of {ROWS}, columns are one of \
                  {COLUMNS}, and rows follow one another without a gap"
             )));
         }
         let base = part.data.cast_mut();
-        if base as usize % ALIGNMENT != 0 {
+        if !(base as usize).is_multiple_of(ALIGNMENT) {
             return Err(Error::invalid(format!("`data` is {base:p}; a multiple of {ALIGNMENT} is needed")));
         }
         let geometry = Geometry::new(packed, stream.executor().weight_layout(), rows, columns)?;
@@ -103,7 +103,7 @@ impl Weight {
             ))
             .with_limit(rows as u64, self.view.rows as u64));
         };
-        if first % unit != 0 || (rows % unit != 0 && end != self.view.rows) {
+        if !first.is_multiple_of(unit) || (!rows.is_multiple_of(unit) && end != self.view.rows) {
             return Err(Error::invalid(format!(
                 "rows {first} to {end} are asked for; of {encoding} slices begin and end at multiples of {unit}, or at the end"
             )));

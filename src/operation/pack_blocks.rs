@@ -40,7 +40,12 @@ impl PackBlocks {
                 && weight.scales.group_size() == GROUP
         });
         let WeightView { rows, columns, .. } = weight;
-        if !packed || weight.gated || !weight.order.is_null() || rows % ROWS != 0 || columns % COLUMNS != 0 {
+        if !packed
+            || weight.gated
+            || !weight.order.is_null()
+            || !rows.is_multiple_of(ROWS)
+            || !columns.is_multiple_of(COLUMNS)
+        {
             return Err(Error::invalid(format!(
                 "{format} and a weight [{rows}, {columns}] of {} do not hold the same bits; Q4_0, Q4_1 and Q8_0 do, with rows a \
                  multiple of {ROWS} and columns of {COLUMNS}",

@@ -19,6 +19,7 @@
 #include "../../common/constant_reads.h"
 #include "../../common/programmatic_launch.cuh"
 #include "../../common/reduce.cuh"
+#include "../../common/shared_limit.h"
 #include "../attention_decode.cuh"
 
 namespace nvb {
@@ -344,8 +345,7 @@ int heads_per_block(const nvb_attention_decode_params& p, const nvb_launch& laun
 template <typename T, typename Tile>
 cudaError_t launch_tile(const DecodeArguments& arguments, const nvb_launch& launch) {
   const auto kernel = attention_decode_short_kernel<T, Tile>;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  const cudaError_t status = nvb_cuda_raise_shared_limit(reinterpret_cast<const void*>(kernel), Tile::kSharedBytes);
   if (status != cudaSuccess) return status;
   const unsigned blocks = arguments.params.splits;
   const dim3 grid(blocks, arguments.params.kv_heads * arguments.params.chunks, arguments.params.sequences);

@@ -15,6 +15,7 @@
 #include "linear_quantized_decode.h"
 #include "linear_quantized_zero_points.cuh"
 
+#include "../../common/shared_limit.h"
 #include "../sm80/linear_quantized_skinny.cuh"
 #include "linear_quantized_stationary.cuh"
 #include "linear_quantized_stream.cuh"
@@ -57,7 +58,7 @@ cudaError_t launch_plan(void (*kernel)(nvb_linear_quantized_params, LinearEpilog
   // The limit is one for all shapes, so that threads with others do not lower each other's. The kernels have no other
   // shared memory.
   const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes_per_block);
+      nvb_cuda_raise_shared_limit(reinterpret_cast<const void*>(kernel), launch.shared_bytes_per_block);
   if (error != cudaSuccess) return error;
   return launch_overlapped_clusters(kernel, dim3(plan.grid), dim3(1u << plan.cluster_shift), dim3(32 * plan.warps),
                                     plan.bytes, &launch, params, make_epilogue(params, params.n), plan);
