@@ -135,8 +135,10 @@ static void test_errors(fixture* f) {
   REFUSED("parts", "NULL", "1");
   desc = describe(parts, 1, 2, NVB_SOURCE_HOST);
   REFUSED("arrangement is 2");
-  desc = describe(parts, 1, NVB_WEIGHT_STACKED, 3);
-  REFUSED("source is 3");
+  desc = describe(parts, 1, NVB_WEIGHT_STACKED, 4);
+  REFUSED("source is 4");
+  desc.source = NVB_SOURCE_IN_PLACE;
+  REFUSED("tensors are not packed in their place", "Q4_0");
   desc = describe(parts, 2, NVB_WEIGHT_STACKED, NVB_SOURCE_BORROWED);
   void* block = upload(f, values, sizeof values);
   parts[0] = parts[1] = nvb_tensor_2d(block, NVB_DTYPE_F32, 4, 8);

@@ -35,6 +35,7 @@
 #include "../../common/linear_epilogue.cuh"
 #include "../../common/programmatic_launch.cuh"
 #include "../../common/reduce.cuh"
+#include "../../common/shared_limit.h"
 #include "../../common/vector.cuh"
 #include "../linear_kernels.h"
 
@@ -174,8 +175,7 @@ template <typename T, int Slots>
 cudaError_t launch(const nvb_linear_params& params, const nvb_launch& launch) {
   const auto kernel = linear_gemv_ring<T, Slots>;
   // The limit is one for all shapes, so that threads with different shapes do not lower each other's.
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes<Slots>);
+  const cudaError_t error = nvb_cuda_raise_shared_limit(reinterpret_cast<const void*>(kernel), kMaxSharedBytes<Slots>);
   if (error != cudaSuccess) return error;
   const Plan plan = make_plan(params, launch);
   const size_t shared_bytes = Slots * kTurnBytes + sizeof(float) * static_cast<size_t>(plan.sums);
