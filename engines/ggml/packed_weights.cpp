@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "tensor.hpp"
 
@@ -74,12 +75,20 @@ Weight PackedWeights::rows(const WeightKey& key) const {
   return Weight(slice, WeightDestroyer());
 }
 
+bool PackedWeights::is_refused(const void* start, size_t bytes) const {
+  const char *first = static_cast<const char*>(start), *end = first + bytes;
+  for (const auto& [from, to] : refused_) {
+    if (from < end && first < to) return true;
+  }
+  return false;
+}
+
 bool PackedWeights::can_be_packed(const Tensor& weight) const {
   const Host& host = device_.host();
   return has_packed_layout(weight.type) && host.op(weight) == Op::None && weight.view_source == nullptr &&
          is_matrix(weight) && weight.ne[0] > 0 && weight.ne[1] > 0 && weight.ne[1] % kRows == 0 &&
          weight.ne[0] % kColumns == 0 && host.holds_weights(weight.buffer) &&
-         device_.owns(weight.data, bytes_of(key_of(weight))) && refused_.count(weight.data) == 0 &&
+         device_.owns(weight.data, bytes_of(key_of(weight))) && !is_refused(weight.data, bytes_of(key_of(weight))) &&
          !overlaps(weight.data, bytes_of(key_of(weight)));
 }
 
@@ -155,7 +164,8 @@ nvb_status PackedWeights::prepare(Graph* graph, LayoutLock& held) {
         const bool touched = region->first <= address && address < region->second.end();
         const auto one = region++;
         if (!touched) continue;
-        refused_.insert(one->second.key.data);
+        // All of it, or a graph that does without would pack it again in turn with this one.
+        refused_[one->first] = one->second.end();
         const nvb_status done = put_back(one);
         if (status == NVB_OK) status = done;
       }
@@ -173,8 +183,9 @@ nvb_status PackedWeights::prepare(Graph* graph, LayoutLock& held) {
 void PackedWeights::pack(const WeightKey& key) {
   nvb_weight* weight = nullptr;
   if (device_.pack(key, &weight) != NVB_OK) {
-    // No memory for a copy, or a scale that is not finite: products read the blocks.
-    refused_.insert(key.data);
+    // No memory for a copy, or a scale that is not finite: products read the blocks. Of several weights the first stays
+    // as it is, and the others are tried without it the next time.
+    refused_[static_cast<const char*>(key.data)] = static_cast<const char*>(key.data) + key.row_bytes;
     return;
   }
   device_.drop_weights(key.data, bytes_of(key));
@@ -220,7 +231,7 @@ bool PackedWeights::put_back_all(const void* start, size_t bytes) {
 void PackedWeights::forget(const void* start, size_t bytes) {
   const std::unique_lock<std::shared_mutex> alone(layout_);
   const char *first = static_cast<const char*>(start), *end = first + bytes;
-  refused_.erase(refused_.lower_bound(start), refused_.lower_bound(end));
+  refused_.erase(refused_.lower_bound(first), refused_.lower_bound(end));
   for (auto region = regions_.begin(); region != regions_.end();) {
     const bool touched = region->first < end && first < region->second.end();
     region = touched ? regions_.erase(region) : std::next(region);

@@ -9,8 +9,8 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <set>
 #include <shared_mutex>
+#include <vector>
 
 #include "device.hpp"
 #include "graph_key.hpp"
@@ -55,6 +55,7 @@ class PackedWeights {
 
   const Region* region_at(const void* address) const;
   bool overlaps(const void* start, size_t bytes) const;
+  bool is_refused(const void* start, size_t bytes) const;
   bool can_be_packed(const Tensor& weight) const;
   Wishes read(Graph* graph) const;
   void pack(const WeightKey& key);
@@ -63,9 +64,9 @@ class PackedWeights {
 
   DeviceState& device_;
   std::shared_mutex layout_;
-  std::map<const char*, Region> regions_;  // by their first byte
-  std::set<const void*> refused_;          // what stays as it is
-  std::atomic<size_t> count_{0};           // of regions
+  std::map<const char*, Region> regions_;       // by their first byte
+  std::map<const char*, const char*> refused_;  // what stays as it is: ends by the first bytes
+  std::atomic<size_t> count_{0};                // of regions
 };
 
 }  // namespace nvb_ggml

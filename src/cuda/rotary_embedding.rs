@@ -27,7 +27,7 @@ struct Heads {
 }
 
 impl Heads {
-    fn of(op: &RotaryEmbedding, magnitude: f32) -> Heads {
+    fn of(op: &RotaryEmbedding) -> Heads {
         let strides = |tensor: &Tensor| {
             let [batch, token, head, _] = integers(tensor.strides);
             [batch, token, head]
@@ -47,7 +47,7 @@ impl Heads {
             output_dtype: op.output.dtype as u32,
             norm_dtype: vector_dtype_of(norm),
             epsilon: op.norm.map_or(0.0, |norm| norm.epsilon),
-            magnitude,
+            magnitude: op.angles.factor(),
             turn: (op.angles.rotary_dim != 0).into(),
         }
     }
@@ -122,12 +122,11 @@ fn launch(
         return Ok(());
     }
     let _guard = executor.enter()?;
-    let (frequencies, magnitude) = op.angles.frequencies();
-    let mut heads = [Heads::of(op, magnitude); MAX_KINDS];
+    let (frequencies, _) = op.angles.frequencies();
+    let mut heads = [Heads::of(op); MAX_KINDS];
     let mut kinds = 0;
     for (place, (_, part)) in heads.iter_mut().zip(parts) {
-        // Beside the first kind's: what the angles themselves multiply by is the same for all.
-        *place = Heads::of(&part, magnitude * (part.angles.magnitude / op.angles.magnitude));
+        *place = Heads::of(&part);
         kinds += 1;
     }
     let params = Params::of(op, heads, kinds, frequencies);

@@ -110,8 +110,13 @@ impl Angles {
             let inverse = f64::from(self.base).powf(-((2 * place) as f64) / self.span() as f64);
             *frequency = (inverse * (f64::from(self.position_scale) * (1.0 - mix) + mix)) as f32;
         }
+        (frequencies, self.factor())
+    }
+
+    /// What multiplies the elements.
+    pub fn factor(&self) -> f32 {
         let longer = self.yarn.map_or(1.0, |_| 1.0 + 0.1 * (1.0 / f64::from(self.position_scale)).ln());
-        (frequencies, (f64::from(self.magnitude) * longer) as f32)
+        (f64::from(self.magnitude) * longer) as f32
     }
 
     fn independent(&self) -> Option<Sections> {

@@ -311,7 +311,7 @@ fn keys_and_values_together() {
         };
         let (one_query, one_key, one_value) = outputs(run)?;
         let mut args = common;
-        (args.input, args.output, args.magnitude) = (c_tensor(&query), c_tensor(&one_query), 0.25);
+        (args.input, args.output, args.magnitude) = (c_tensor(&query), c_tensor(&one_query), 0.088_388_35);
         if case.norm {
             args.norm_weight = c_tensor(&query_weight);
         }
