@@ -1861,7 +1861,8 @@ static inline void nvb_stream_statistics_init(nvb_stream_statistics *value) {
 
 // A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
 // the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not. For
-// `NVB_WEIGHT_FORMAT_BLOCKS` it is memory as `nvb_weight_desc.source` says, of which sizes alone are checked.
+// `NVB_WEIGHT_FORMAT_BLOCKS` and `NVB_SOURCE_IN_PLACE` it is memory as `nvb_weight_desc.source` says, whose sizes are checked, and
+// of the latter the scales.
 typedef struct {
   const void *data;
   // The size of `data`; the other sizes are those of the memory in front of them. What exceeds the matrix is not
@@ -1925,8 +1926,9 @@ typedef struct {
 // `nvb_weight_desc.source`: the one part is Q4_0, Q4_1 or Q8_0 in device memory, 16-byte aligned and without gaps, rows a
 // multiple of 16 and columns of 64, and becomes INT4, INT4 with zero points or INT8 in its place: the same bytes in the order
 // that products read fastest, from which `nvb_weight_restore_blocks` makes the very bits again. `format` is
-// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until then. On an
-// error, such as a scale that is not finite or no memory for a copy meanwhile, the blocks are as they were.
+// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until the blocks were
+// put back; a weight that is destroyed before leaves it packed. On an error, such as a scale that is not finite or no memory
+// for a copy meanwhile, the blocks are as they were.
 #define NVB_SOURCE_IN_PLACE 3
 
 // `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
@@ -2003,8 +2005,8 @@ typedef struct {
   uint32_t clipping;
   // What the parts are, `NVB_SOURCE_FORMAT_…`
   uint32_t source_format;
-  // `part_count` matrices in host memory in place of `parts`, unless `source_format` is
-  // `NVB_SOURCE_FORMAT_TENSOR`.
+  // `part_count` matrices in place of `parts`, unless `source_format` is `NVB_SOURCE_FORMAT_TENSOR`. The array is host
+  // memory; so are the matrices, but where `format` or `source` says otherwise.
   const nvb_weight_blocks *blocks;
 } nvb_weight_desc;
 
@@ -2090,7 +2092,8 @@ NVB_MUST_USE nvb_status nvb_weight_restore_blocks(nvb_weight *weight,
                                      nvb_stream *stream);
 
 // Makes a weight of rows `first_row` to `first_row + rows - 1` of another, such as the queries of a fused q, k and v. It reads the
-// other's memory, which lives as long as one of them does.
+// other's memory, which lives as long as one of them does, and is destroyed as any weight. Queues nothing and allocates nothing
+// on the device.
 // Errors: `NVB_ERROR_INVALID_ARGUMENT` for rows that the weight has not; for a slice that does not begin and end at multiples of 16
 // rows (128 with scales of blocks), or at the weight's end; and for a gated weight, whose rows alternate.
 NVB_MUST_USE nvb_status nvb_weight_slice(const nvb_weight *weight,
@@ -3657,8 +3660,8 @@ typedef struct {
   nvb_tensor key_output;
   nvb_tensor key_norm_weight;
   nvb_tensor key_rows;
-  // Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
-  // rows, as they are.
+  // Optional, [.., T, heads, head_dim]: values of the same tokens, which do not turn. They are rounded to the dtype of
+  // `value_output` and go to its rows `value_rows`, or to its tokens without these.
   nvb_tensor value_input;
   nvb_tensor value_output;
   nvb_tensor value_rows;

@@ -172,8 +172,8 @@ pub struct nvb_rotary_embedding_args {
     pub key_output: nvb_tensor,
     pub key_norm_weight: nvb_tensor,
     pub key_rows: nvb_tensor,
-    /// Optional, [.., T, heads, head_dim]: values of the same tokens, which are rounded to the dtype of `value_output`, and go to its
-    /// rows, as they are.
+    /// Optional, [.., T, heads, head_dim]: values of the same tokens, which do not turn. They are rounded to the dtype of
+    /// `value_output` and go to its rows `value_rows`, or to its tokens without these.
     pub value_input: nvb_tensor,
     pub value_output: nvb_tensor,
     pub value_rows: nvb_tensor,

@@ -35,8 +35,9 @@ pub const NVB_SOURCE_BORROWED: u32 = 2;
 /// `nvb_weight_desc.source`: the one part is Q4_0, Q4_1 or Q8_0 in device memory, 16-byte aligned and without gaps, rows a
 /// multiple of 16 and columns of 64, and becomes INT4, INT4 with zero points or INT8 in its place: the same bytes in the order
 /// that products read fastest, from which `nvb_weight_restore_blocks` makes the very bits again. `format` is
-/// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until then. On an
-/// error, such as a scale that is not finite or no memory for a copy meanwhile, the blocks are as they were.
+/// `NVB_WEIGHT_FORMAT_AS_IS`. The memory outlives the weight, and the caller neither reads nor writes it until the blocks were
+/// put back; a weight that is destroyed before leaves it packed. On an error, such as a scale that is not finite or no memory
+/// for a copy meanwhile, the blocks are as they were.
 pub const NVB_SOURCE_IN_PLACE: u32 = 3;
 
 /// `nvb_weight_desc.format`: as the parts have it: floats as they are, quantised values in the format that keeps them
@@ -103,8 +104,8 @@ pub struct nvb_weight_desc {
     pub clipping: u32,
     /// What the parts are, `NVB_SOURCE_FORMAT_…`
     pub source_format: u32,
-    /// `part_count` matrices in host memory in place of `parts`, unless `source_format` is
-    /// `NVB_SOURCE_FORMAT_TENSOR`.
+    /// `part_count` matrices in place of `parts`, unless `source_format` is `NVB_SOURCE_FORMAT_TENSOR`. The array is host
+    /// memory; so are the matrices, but where `format` or `source` says otherwise.
     pub blocks: *const nvb_weight_blocks,
 }
 versioned!(nvb_weight_desc { parts, blocks });
@@ -590,7 +591,8 @@ pub unsafe extern "C" fn nvb_weight_restore_blocks(weight: *mut nvb_weight, stre
 }
 
 /// Makes a weight of rows `first_row` to `first_row + rows - 1` of another, such as the queries of a fused q, k and v. It reads the
-/// other's memory, which lives as long as one of them does.
+/// other's memory, which lives as long as one of them does, and is destroyed as any weight. Queues nothing and allocates nothing
+/// on the device.
 /// Errors: `NVB_ERROR_INVALID_ARGUMENT` for rows that the weight has not; for a slice that does not begin and end at multiples of 16
 /// rows (128 with scales of blocks), or at the weight's end; and for a gated weight, whose rows alternate.
 #[no_mangle]

@@ -91,7 +91,8 @@ pub(super) fn source_format_of(format: BlockFormat) -> u32 {
 
 /// A matrix [N, K] in the format of a file: host memory (such as a mapped file) of any alignment, little-endian, read before
 /// the call returns. Sizes are checked, and so is every scale, before a weight exists. Zero what a format has not. For
-/// `NVB_WEIGHT_FORMAT_BLOCKS` it is memory as `nvb_weight_desc.source` says, of which sizes alone are checked.
+/// `NVB_WEIGHT_FORMAT_BLOCKS` and `NVB_SOURCE_IN_PLACE` it is memory as `nvb_weight_desc.source` says, whose sizes are checked, and
+/// of the latter the scales.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct nvb_weight_blocks {

@@ -35,7 +35,7 @@ mod linear_quantized_output;
 mod linear_residual;
 mod matmul;
 mod memory;
-mod packed_weights;
+mod pack_blocks;
 mod quantize;
 mod quantized_rows;
 mod random;
