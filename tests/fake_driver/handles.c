@@ -80,6 +80,8 @@ MAKES(nvb_weight_create, nvb_weight,
       stream, made)
 MAKES(nvb_kv_cache_create, nvb_kv_cache,
       (const nvb_backend* backend, const nvb_kv_cache_options* options, nvb_kv_cache** made), backend, options, made)
+MAKES(nvb_kv_swap_create, nvb_kv_swap, (const nvb_kv_cache* cache, uint32_t tokens, nvb_kv_swap** made), cache, tokens,
+      made)
 MAKES(nvb_attention_create, nvb_attention,
       (const nvb_backend* backend, const nvb_attention_options* options, nvb_attention** made), backend, options, made)
 
