@@ -8,8 +8,8 @@
 namespace nvb {
 
 // Clusters of `cluster` blocks that run at once on the current device, one block on a multiprocessor; at least 1. The
-// device is asked once for each size up to 8, from capability 9.0 on; where it has no answer, it is as many as fill 85
-// % of the multiprocessors.
+// device is asked once for each size up to 16, from capability 9.0 on; where it has no answer, it is as many as fill 85
+// % of the multiprocessors. Of clusters of more than 8 blocks, which not every device has, it may be 0.
 int cluster_places(const nvb_launch& launch, int cluster);
 
 }  // namespace nvb

@@ -278,8 +278,8 @@ int main(int count, char** arguments) {
     for (const bool bf16 : {false, true}) {
       for (const int dim : {64, 128, 256}) {
         for (const int keys : {1, 31, 33, 256, 300, 2000}) {
-          for (const auto& [rows, heads, kv_heads] :
-               {std::tuple{1, 4, 4}, {1, 8, 4}, {1, 4, 1}, {1, 8, 1}, {3, 4, 2}, {2, 12, 1}, {37, 2, 1}}) {
+          constexpr int kHeads[][3] = {{1, 4, 4}, {1, 8, 4}, {1, 4, 1}, {1, 8, 1}, {3, 4, 2}, {2, 12, 1}, {37, 2, 1}};
+          for (const auto& [rows, heads, kv_heads] : kHeads) {
             if (rows * keys > 20000) continue;
             failures += !check({1, rows, heads, kv_heads, dim, keys, bf16, true, false, 0.0f, 0.4f, false}, ++seed);
             ++cases;
@@ -296,14 +296,9 @@ int main(int count, char** arguments) {
   if (what != "check") {
     std::printf("us of a launch\n%-28s %8s %8s %8s %8s\n", "heads, kv heads, dim, rows", "256", "1536", "5120",
                 "16384");
-    for (const auto& [rows, heads, kv_heads, dim] : {std::tuple{1, 8, 4, 256},
-                                                     {1, 4, 1, 256},
-                                                     {1, 16, 8, 256},
-                                                     {1, 32, 8, 128},
-                                                     {1, 16, 8, 128},
-                                                     {4, 8, 4, 256},
-                                                     {16, 8, 4, 256},
-                                                     {512, 8, 4, 256}}) {
+    constexpr int kShapes[][4] = {{1, 8, 4, 256},  {1, 4, 1, 256}, {1, 16, 8, 256}, {1, 32, 8, 128},
+                                  {1, 16, 8, 128}, {4, 8, 4, 256}, {16, 8, 4, 256}, {512, 8, 4, 256}};
+    for (const auto& [rows, heads, kv_heads, dim] : kShapes) {
       std::printf("%3d %3d %4d %4d             ", heads, kv_heads, dim, rows);
       for (const int keys : {256, 1536, 5120, 16384}) {
         if (rows * keys > 1 << 22) continue;

@@ -23,6 +23,9 @@ if [ -x "$nvcc" ]; then
       echo "$folder/$name.cu"
     done
   done | xargs -P "$(nproc)" -I{} "$nvcc" "${flags[@]}" -c {} -o {}.o
-  "$nvcc" "${flags[@]}" tests/gpu/attention_prefill_masked.cu "$folder"/*.o -o "$program"
+  # A toolkit out of packages has its libraries beside bin/, and not all of them.
+  libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
+  "$nvcc" "${flags[@]}" tests/gpu/attention_prefill_masked.cu csrc/common/{cluster_places,shared_limit}.cu \
+    "$folder"/*.o -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidia0 ]; then "$program" "$@"; fi

@@ -5,8 +5,8 @@
 // Shapes: head_dim = value_dim of 64, 128 or 256; queries, outputs and mask of any float dtype; rows of keys and values
 // 16-byte aligned. Neither causal nor with a window.
 //
-// Work: a block of 8 warps has up to 8 pairs of a row and a query head, which one KV head serves, and a part of its
-// keys; a cluster (9.0) has the parts, whose results meet by writes into one another's shared memory. A warp takes
+// Work: a block of 8 warps, or 16, has up to 8 pairs of a row and a query head, which one KV head serves, and a part of
+// its keys; a cluster (9.0) has the parts, whose results meet by writes into one another's shared memory. A warp takes
 // tiles of 32 keys in turn, or of 8 while there is a warp for each. What the mask hides from all pairs is not read, and
 // a tile of such keys costs its mask alone.
 //
@@ -20,8 +20,10 @@
 #pragma once
 
 #include "../../common/cluster.cuh"
+#include "../../common/cluster_places.h"
 #include "../../common/mma.cuh"
 #include "../../common/programmatic_launch.cuh"
+#include "../../common/shared_limit.h"
 #include "../../common/vector.cuh"
 #include "../attention_prefill.cuh"
 
@@ -30,19 +32,22 @@ namespace nvb {
 inline constexpr int kMaskedWarps = 8;
 inline constexpr int kMaskedKeys = 32;  // of a warp's tile
 inline constexpr int kFewMaskedKeys = 8;
-inline constexpr int kMaskedSplits = 8;  // blocks of a cluster
+inline constexpr int kMaskedSplits = 8;       // blocks of a cluster
+inline constexpr int kMostMaskedSplits = 16;  // with many keys, where the device has places for such clusters
+inline constexpr int kManyMaskedKeys = 1024;
+inline constexpr int kLongMaskedKeys = 5120;  // from which on a block has 16 warps where that helps
 
-template <int kPairs, int kHeadDim, int kKeys>
+template <int kWarps, int kPairs, int kHeadDim, int kKeys>
 struct MaskedShared {
   union {
-    float outputs[kMaskedWarps / 2][kPairs][kHeadDim];
+    float outputs[kWarps / 2][kPairs][kHeadDim];
     // [block of the cluster][pair][column of this block's share]: as many elements as a row has, in all.
     float parts[kPairs * kHeadDim];
   };
-  float probabilities[kMaskedWarps][kPairs][kKeys];
-  float rescales[kMaskedWarps][kPairs];
-  float2 states[kMaskedWarps][kPairs];                      // maximum and sum of each warp
-  __align__(16) float4 part_states[kMaskedSplits][kPairs];  // and of each block
+  float probabilities[kWarps][kPairs][kKeys];
+  float rescales[kWarps][kPairs];
+  float2 states[kWarps][kPairs];                                // maximum and sum of each warp
+  __align__(16) float4 part_states[kMostMaskedSplits][kPairs];  // and of each block
   uint64_t received;
 };
 
@@ -96,13 +101,13 @@ __device__ __forceinline__ void load_strided_eights(const void* base, uint32_t d
   }
 }
 
-template <typename T, int kHeadDim, int kPairs, int kKeys>
-__global__ void __launch_bounds__(kMaskedWarps * 32, 1)
+template <typename T, int kHeadDim, int kPairs, int kKeys, int kWarps>
+__global__ void __launch_bounds__(kWarps * 32, 1)
     attention_prefill_masked_kernel(const __grid_constant__ PrefillArguments arguments) {
   constexpr int kSteps = kHeadDim / 32;    // of 32 elements, 8 a lane of a quad
   constexpr int kColumns = kHeadDim / 32;  // of the output, a lane
   constexpr int kTiles = kKeys / 8;        // of 8 keys
-  __shared__ __align__(16) MaskedShared<kPairs, kHeadDim, kKeys> shared;
+  __shared__ __align__(16) MaskedShared<kWarps, kPairs, kHeadDim, kKeys> shared;
 
   // Which pairs, and which part of the keys.
   const nvb_attention_prefill_params& p = arguments.params;
@@ -179,7 +184,7 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   float maximum = -CUDART_INF_F;  // of the own pair, in powers of two
   float sum = 0.0f;               // of this lane's keys of it
   for (; first_key < length;
-       first_key += splits * kMaskedWarps * kKeys, seen = first_key < length ? seen_by_some(first_key) : 0) {
+       first_key += splits * kWarps * kKeys, seen = first_key < length ? seen_by_some(first_key) : 0) {
     if (seen == 0) continue;
 
     // S = Q . K^T, the scores of the rounded queries in [0] and [1], of what they lost in [2] and [3].
@@ -310,18 +315,18 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   for (int pair = 0; pair < kPairs; ++pair) {
     float most = -CUDART_INF_F;
 #pragma unroll
-    for (int w = 0; w < kMaskedWarps; ++w) most = fmaxf(most, shared.states[w][pair].x);
+    for (int w = 0; w < kWarps; ++w) most = fmaxf(most, shared.states[w][pair].x);
     const float base = exponent_base(most);
     float all = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kMaskedWarps; ++w) all += shared.states[w][pair].y * exp2_fast(shared.states[w][pair].x - base);
+    for (int w = 0; w < kWarps; ++w) all += shared.states[w][pair].y * exp2_fast(shared.states[w][pair].x - base);
     total[pair] = make_float2(most, all);
     const float factor = exp2_fast(shared.states[warp][pair].x - base);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) output[pair][c] *= factor;
   }
 #pragma unroll
-  for (int left = kMaskedWarps / 2; left > 0; left /= 2) {
+  for (int left = kWarps / 2; left > 0; left /= 2) {
     if (warp >= left && warp < 2 * left) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -396,7 +401,7 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   }
 
   // Normalise and store this block's share of the columns.
-  for (int index = static_cast<int>(threadIdx.x); index < pairs * share; index += kMaskedWarps * 32) {
+  for (int index = static_cast<int>(threadIdx.x); index < pairs * share; index += kWarps * 32) {
     const int pair = index / share;
     const int column = index - pair * share;
     float most = -CUDART_INF_F;
@@ -417,14 +422,31 @@ __global__ void __launch_bounds__(kMaskedWarps * 32, 1)
   }
 }
 
-// Blocks of a cluster: as many as the device has places for, each with keys for its warps, where there are clusters.
+// Blocks of a cluster: as many as the device has places for, each with keys for its warps, where there are clusters. On
+// an H200 4 clusters for 16,384 keys of 256 columns take 39 us with 16 blocks each and 63 with 8; 8 clusters of 16 do
+// not all run at once, and take 62 us for 128 columns where those of 8 take 57.
 inline int masked_splits(const nvb_launch& launch, int64_t blocks, int longest, int keys) {
   if (launch.capability < 90 || launch.capability >= 120) return 1;
+  if (longest >= kManyMaskedKeys && 2 * kMostMaskedSplits * blocks <= launch.multiprocessors &&
+      blocks <= cluster_places(launch, kMostMaskedSplits)) {
+    return kMostMaskedSplits;
+  }
   int splits = 1;
   while (splits < kMaskedSplits && 2 * splits * blocks <= launch.multiprocessors && splits * keys < longest) {
     splits *= 2;
   }
   return splits;
+}
+
+template <typename T, int kHeadDim, int kPairs, int kKeys, int kWarps>
+cudaError_t launch_prefill_masked_splits(const PrefillArguments& arguments, const dim3& grid,
+                                         const nvb_launch& launch) {
+  const auto kernel = attention_prefill_masked_kernel<T, kHeadDim, kPairs, kKeys, kWarps>;
+  if (grid.x > kMaskedSplits) {
+    const cudaError_t error = nvb_cuda_raise_cluster_limit(reinterpret_cast<const void*>(kernel));
+    if (error != cudaSuccess) return error;
+  }
+  return launch_overlapped_clusters(kernel, grid, dim3(grid.x), dim3(kWarps * 32), 0, &launch, arguments);
 }
 
 template <typename T, int kHeadDim, int kPairs, int kKeys>
@@ -435,8 +457,14 @@ cudaError_t launch_prefill_masked_keys(const PrefillArguments& arguments, int mo
   if (chunks > 65535) return cudaErrorInvalidValue;
   const int splits = masked_splits(launch, chunks * p.sequences, longest, kKeys);
   const dim3 grid(splits, static_cast<unsigned>(chunks), p.sequences);
-  return launch_overlapped_clusters(attention_prefill_masked_kernel<T, kHeadDim, kPairs, kKeys>, grid, dim3(splits),
-                                    dim3(kMaskedWarps * 32), 0, &launch, arguments);
+  // Where clusters of 8 leave half of the device idle, twice the warps have twice the bytes on their way: 8 KV heads of
+  // 128 columns with 16,384 keys take 45 us and 57 without, with 1,536 keys 10.7 and 8.9.
+  if constexpr (kHeadDim == 128 && kPairs <= 4 && kKeys == kMaskedKeys) {
+    if (longest >= kLongMaskedKeys && splits == kMaskedSplits) {
+      return launch_prefill_masked_splits<T, kHeadDim, kPairs, kKeys, 2 * kMaskedWarps>(arguments, grid, launch);
+    }
+  }
+  return launch_prefill_masked_splits<T, kHeadDim, kPairs, kKeys, kMaskedWarps>(arguments, grid, launch);
 }
 
 template <typename T, int kHeadDim, int kPairs>
