@@ -2999,9 +2999,10 @@ static inline void nvb_convert_heads_args_init(nvb_convert_heads_args *value) {
 // output[t] = table[tokens[t]] · scale
 typedef struct {
   size_t struct_size;
-  // I32 [T]
+  // I32 [T], or [batches, T / batches], whose rows may lie apart.
   nvb_tensor tokens;
-  // [vocabulary, width], not gated.
+  // [vocabulary, width], not gated. With batches [batches · vocabulary, width] of floats: the tokens of batch b are numbers of
+  // rows from b · vocabulary on.
   const nvb_weight *table;
   // [T, width], any float dtype.
   nvb_tensor output;
@@ -3346,10 +3347,12 @@ typedef struct {
 NVB_MUST_USE nvb_status nvb_matmul(const nvb_backend *backend, const nvb_matmul_args *args, nvb_stream *stream);
 
 // Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
-// are exact. Does not allocate or synchronise; may be captured. Tokens that name their experts are sorted on the CPU, which
-// allocates, and computed one by one on CUDA: many of them are faster sorted.
-// (With `batch_invariant` the first call of a stream with input that is not aligned, or whose rows overlap, may allocate
-// workspace.)
+// are exact, with the exception below. Does not synchronise; may be captured. Tokens that name their experts are sorted on the
+// CPU, which allocates. On CUDA many of them with an input in F16 or BF16 are sorted on the device, for which the first call of
+// a stream may allocate workspace, and GGUF's blocks are then rounded to the input's dtype; all others are computed row by row,
+// with blocks from compute capability 8.0 on by tensor cores, as `nvb_linear` does for few tokens.
+// (With `batch_invariant` none are sorted, and the first call of a stream with input that is not aligned, or whose rows overlap,
+// may allocate workspace. Nothing else allocates.)
 NVB_MUST_USE nvb_status nvb_grouped_linear(const nvb_backend *backend,
                               const nvb_grouped_linear_args *args,
                               nvb_stream *stream);

@@ -1,8 +1,8 @@
 // embedding: output[t] = table[tokens[t]] * scale.
 //
-// Shapes: tokens i32[T], table [V, D], output [T, D]; dtypes float, any pair; vectors of 8, 4 or 1 elements by
-// alignment. Work: tiles (row_block.cuh), two vectors a thread. A token is read by every thread of its row, from L1
-// after the first. Shared memory: none.
+// Shapes: tokens i32[T], table [V, D], output [T, D], or batches of these; dtypes float, any pair; vectors of 8, 4 or 1
+// elements by alignment. Work: tiles (row_block.cuh), two vectors a thread. A token is read by every thread of its row,
+// from L1 after the first. Shared memory: none.
 #include "../common/programmatic_launch.cuh"
 #include "../common/row_block.cuh"
 #include "../common/runtime_vector.cuh"
@@ -22,7 +22,13 @@ __global__ void __launch_bounds__(kTileThreads)
   const int64_t tile = blockIdx.x % column_tiles;
   const int64_t first = (tile * kVectors * blockDim.x + threadIdx.x) * Width;
   const int64_t step = static_cast<int64_t>(blockDim.x) * Width;
-  const int64_t token = p.tokens[row];
+  int64_t place = row, first_row = 0;
+  if (p.batch_tokens != p.rows) {
+    const int64_t batch = row / p.batch_tokens;
+    place = batch * p.token_stride + (row - batch * p.batch_tokens);
+    first_row = batch * p.vocabulary;
+  }
+  const int64_t token = p.tokens[place];
   const bool known = token >= 0 && token < p.vocabulary;
 
   // Gather: all loads before the first use. Zero bytes are zero in every float dtype.
@@ -32,7 +38,7 @@ __global__ void __launch_bounds__(kTileThreads)
     const int64_t column = first + v * step;
     raw[v] = make_uint4(0, 0, 0, 0);
     if (known && column < p.columns) {
-      raw[v] = load_raw<Width>(p.table, p.table_dtype, token * p.table_stride + column);
+      raw[v] = load_raw<Width>(p.table, p.table_dtype, (first_row + token) * p.table_stride + column);
     }
   }
 
@@ -67,6 +73,7 @@ extern "C" cudaError_t nvb_cuda_embedding(const nvb_embedding_params* params, co
     return cudaErrorInvalidValue;
   }
   if (p.rows <= 0 || p.columns <= 0) return cudaSuccess;
+  if (p.batch_tokens <= 0 || p.rows % p.batch_tokens != 0) return cudaErrorInvalidValue;
   switch (nvb::widest_vector(p.columns,
                              {{p.table, p.table_stride, p.table_dtype}, {p.output, p.output_stride, p.output_dtype}})) {
     case 8:

@@ -19,6 +19,27 @@ bool get_rows(Step& step, const Tensor& node) {
   const size_t row_bytes = traits(table.type).bytes * static_cast<size_t>(table.ne[0] / traits(table.type).block);
   if (table.ne[1] > 1 && table.nb[1] < row_bytes) return false;
 
+  // Tables that lie one behind the other are parts of one: experts' weights of each token, of which a prompt has
+  // hundreds.
+  const bool follow = !is_quantized(table.type) && table.ne[3] == 1 && node.ne[3] == 1 && table.ne[2] > 1 &&
+                      table.nb[2] == table.nb[1] * static_cast<size_t>(table.ne[1]) && rows_fold(node);
+  if (follow) {
+    step.queue([&] {
+      const Weight made =
+          step.device.weight({table.data, table.type, table.ne[1] * table.ne[2], table.ne[0], table.nb[1]});
+      if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);
+      nvb_embedding_args args;
+      nvb_embedding_args_init(&args);
+      args.tokens = nvb_tensor_2d(rows.data, NVB_DTYPE_I32, rows.ne[1], rows.ne[0]);
+      args.tokens.strides[0] = static_cast<int64_t>(rows.nb[1] / 4);
+      args.tokens.strides[1] = 1;
+      args.table = made.get();
+      args.output = folded(node);
+      args.output.dtype = NVB_DTYPE_F32;
+      return nvb_embedding(step.backend(), &args, step.stream);
+    });
+    return true;
+  }
   for_outer(node, [&](int64_t i2, int64_t i3) {
     step.queue([&] {
       const char* data = static_cast<const char*>(table.data) + i2 * static_cast<int64_t>(table.nb[2]) +

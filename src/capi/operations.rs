@@ -84,9 +84,10 @@ pub(super) fn or(value: f32, default: f32) -> f32 {
 #[derive(Clone, Copy)]
 pub struct nvb_embedding_args {
     pub struct_size: usize,
-    /// I32 [T]
+    /// I32 [T], or [batches, T / batches], whose rows may lie apart.
     pub tokens: nvb_tensor,
-    /// [vocabulary, width], not gated.
+    /// [vocabulary, width], not gated. With batches [batches · vocabulary, width] of floats: the tokens of batch b are numbers of
+    /// rows from b · vocabulary on.
     pub table: *const nvb_weight,
     /// [T, width], any float dtype.
     pub output: nvb_tensor,

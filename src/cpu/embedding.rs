@@ -1,7 +1,7 @@
-//! output[t] = table[tokens[t]] · scale.
+//! output[t] = table[tokens[t]] · scale, in batches from a part of the table each.
 
 use super::dequantize::{unpack_blocks, with_encoding, Encoded, Slice, Unpack, SLICE};
-use super::row::{for_rows, integers, vectors, Row};
+use super::row::{for_rows, vectors, Row};
 use super::threads::{Scratch, Threads};
 use crate::error::{Error, Result};
 use crate::operation::embedding::Embedding;
@@ -27,14 +27,34 @@ pub fn embedding(threads: &Threads, op: &Embedding) -> Result<()> {
 }
 
 fn check(op: &Embedding) -> Result<()> {
-    // SAFETY: a validated descriptor's tokens.
-    let tokens = unsafe { integers(&op.tokens) };
-    let vocabulary = op.table.rows;
-    match tokens.iter().position(|&token| token < 0 || token as usize >= vocabulary) {
-        None => Ok(()),
-        Some(t) => Err(Error::invalid(format!("tokens[{t}] is {}; the table has {vocabulary} rows", tokens[t]))
-            .with_limit(tokens[t].max(0) as u64, vocabulary as u64)),
+    let vocabulary = op.vocabulary();
+    for t in 0..op.output.rows {
+        // SAFETY: a validated descriptor's tokens.
+        let token = unsafe { number(op, t) };
+        if token < 0 || token as usize >= vocabulary {
+            return Err(Error::invalid(format!("tokens[{t}] is {token}; the table has {vocabulary} rows"))
+                .with_limit(token.max(0) as u64, vocabulary as u64));
+        }
     }
+    Ok(())
+}
+
+/// The token of a row of the output.
+///
+/// # Safety
+/// The descriptor is validated, and `t` a row.
+#[inline(always)]
+unsafe fn number(op: &Embedding, t: usize) -> i32 {
+    op.tokens.data.cast::<i32>().add(op.place_of(t).0).read()
+}
+
+/// The row of the table that a row of the output is.
+///
+/// # Safety
+/// As above, and the token is in the table.
+#[inline(always)]
+unsafe fn table_row(op: &Embedding, t: usize) -> usize {
+    op.place_of(t).1 + number(op, t) as usize
 }
 
 struct Gather<'a> {
@@ -50,10 +70,9 @@ impl Kernel for Gather<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Gather { op, dtype, rows } = self;
-        let tokens = integers(&op.tokens);
         let scale = S::splat(op.scale);
         for t in rows {
-            let from = Row::raw(op.table.data, dtype).skip(tokens[t] as usize * op.table.row_stride);
+            let from = Row::raw(op.table.data, dtype).skip(table_row(op, t) * op.table.row_stride);
             let to = Row::of(&op.output, t);
             for (at, lanes) in vectors::<S>(op.output.columns) {
                 let value = from.load::<S>(at, lanes);
@@ -102,9 +121,8 @@ unsafe fn gather<S: Simd>(
     factor: impl Fn(usize) -> f32,
     unpack: impl Fn(Slice),
 ) {
-    let tokens = integers(&op.tokens);
     for t in rows {
-        let token = tokens[t] as usize;
+        let token = table_row(op, t);
         let scale = S::splat(factor(token) * op.scale);
         for k in (0..op.table.columns).step_by(SLICE) {
             let len = SLICE.min(op.table.columns - k);
@@ -121,9 +139,9 @@ unsafe fn gather<S: Simd>(
 pub fn reference(op: &Embedding) {
     // SAFETY: a validated descriptor's tensors are readable and writable in their extents.
     unsafe {
-        for (t, &token) in integers(&op.tokens).iter().enumerate() {
+        for t in 0..op.output.rows {
             for i in 0..op.output.columns {
-                Row::of(&op.output, t).set(i, op.table.value(token as usize, i) * f64::from(op.scale));
+                Row::of(&op.output, t).set(i, op.table.value(table_row(op, t), i) * f64::from(op.scale));
             }
         }
     }

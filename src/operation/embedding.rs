@@ -1,4 +1,4 @@
-//! `embedding`: output[t] = table[tokens[t]] · scale, a gather of rows.
+//! `embedding`: output[t] = table[tokens[t]] · scale, a gather of rows, in batches from a part of the table each.
 
 use super::{expect_extent, Cost};
 use crate::error::{Error, Result};
@@ -8,9 +8,9 @@ use crate::weight::WeightView;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Embedding {
-    /// i32, contiguous, `output.rows` of them.
+    /// i32 [T], contiguous, or [batches, T / batches], of which rows are.
     pub tokens: Tensor,
-    /// [vocabulary, width] of any encoding
+    /// [vocabulary, width] of any encoding; with batches [batches · vocabulary, width] of floats.
     pub table: WeightView,
     pub scale: f32,
     /// [T, width]
@@ -20,7 +20,9 @@ pub struct Embedding {
 impl Embedding {
     pub fn new(tokens: Tensor, table: WeightView, scale: f32, output: Tensor) -> Result<Embedding> {
         tokens.expect_dtype("tokens", DType::I32)?;
-        tokens.expect_rank("tokens", 1)?;
+        if tokens.rank != 2 {
+            tokens.expect_rank("tokens", 1)?;
+        }
         tokens.expect_readable("tokens")?;
         output.expect_float("output")?;
         output.expect_writable("output")?;
@@ -35,9 +37,45 @@ impl Embedding {
         }
         tokens.expect_apart("tokens", "output", &output)?;
         let output = output.as_matrix("output")?;
-        output.expect_size("output", tokens.shape[0], table.columns)?;
+        if tokens.rank == 2 && (!table.encoding.is_float() || table.rows % tokens.shape[0].max(1) != 0) {
+            return Err(Error::invalid(format!(
+                "{} batches of tokens need a table of floats whose rows they divide; this one has {} of {}",
+                tokens.shape[0], table.rows, table.encoding
+            )));
+        }
+        output.expect_size("output", tokens.shape[0] * tokens.shape[1], table.columns)?;
         expect_extent("the number of tokens", output.rows)?;
         Ok(Embedding { tokens, table, scale, output })
+    }
+
+    pub fn batches(&self) -> usize {
+        match self.tokens.rank {
+            2 => self.tokens.shape[0],
+            _ => 1,
+        }
+    }
+
+    /// Of a batch, all of which have as many.
+    pub fn vocabulary(&self) -> usize {
+        self.table.rows / self.batches().max(1)
+    }
+
+    pub fn tokens_of_a_batch(&self) -> usize {
+        self.output.rows / self.batches().max(1)
+    }
+
+    /// From one batch's tokens to the next's.
+    pub fn token_stride(&self) -> usize {
+        match self.tokens.rank {
+            2 => self.tokens.strides[0],
+            _ => 0,
+        }
+    }
+
+    /// Where the number of row `t` lies among the tokens, and which row of the table has number 0 there.
+    pub fn place_of(&self, t: usize) -> (usize, usize) {
+        let (batch, at) = (t / self.tokens_of_a_batch(), t % self.tokens_of_a_batch());
+        (batch * self.token_stride() + at, batch * self.vocabulary())
     }
 
     pub fn accesses(&self, visit: &mut impl Visit) {

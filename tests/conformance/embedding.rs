@@ -111,3 +111,37 @@ fn rows_of_f32_keep_every_bit() {
         run.expect_integers("output", &output, &wanted)
     });
 }
+
+/// Batches of numbers, whose rows may lie apart, each with rows of the table of its own.
+#[test]
+fn batches_have_parts_of_the_table() {
+    let cases = [(1, 1, 5, 1, 1), (3, 8, 128, 8, 1), (3, 8, 128, 128, 1), (7, 2, 3, 5, 40), (2, 300, 9, 300, 64)];
+    check("embedding in batches", &cases, |run, &(batches, each, vocabulary, stride, width)| {
+        let (table, values) = run.normal(DType::F32, &[batches * vocabulary, width], PLAIN, 1.0)?;
+        let memory = run.device.backend.memory();
+        let weight = Weight::new(memory, &[table], Arrangement::Stacked, Source::Borrowed, None, run.stream)?;
+        let numbers: Vec<f64> = (0..batches * each).map(|_| run.random.below(vocabulary) as f64).collect();
+        let tokens =
+            run.strided(DType::I32, &[batches, each], &[stride, 1], 0, batches * stride + each, Some(&numbers))?;
+        let output = run.output(DType::F32, &[batches * each, width], PITCHED)?;
+        let op = Embedding::new(tokens, weight.view(), 1.0, output)?;
+        run.executor().run(&Operation::from(op), run.stream.raw())?;
+        let reference: Vec<f64> = numbers
+            .iter()
+            .enumerate()
+            .flat_map(|(t, &number)| values[(t / each * vocabulary + number as usize) * width..][..width].to_vec())
+            .collect();
+        run.expect("output", &output, &reference)?;
+        // A table that the batches do not divide.
+        let odd = run.normal(DType::F32, &[batches * vocabulary + 1, width], PLAIN, 1.0)?.0;
+        let odd = Weight::new(memory, &[odd], Arrangement::Stacked, Source::Borrowed, None, run.stream)?;
+        match batches {
+            1 => Ok(()),
+            _ => expect_error(
+                Embedding::new(tokens, odd.view(), 1.0, output),
+                Status::InvalidArgument,
+                &[&format!("{batches} batches"), &format!("{}", batches * vocabulary + 1)],
+            ),
+        }
+    });
+}
