@@ -121,6 +121,18 @@ cudaError_t launch_prefill_mma_{name}(const PrefillArguments& arguments, SharedC
 }",
     },
     Family {
+        stem: "grouped_linear",
+        includes: &["grouped_linear/sm80/grouped_linear_blocks.cuh"],
+        encodings: &[
+            "blocks_q4_0", "blocks_q4_1", "blocks_q5_0", "blocks_q5_1", "blocks_q8_0", "blocks_q2_k", "blocks_q3_k", "blocks_q4_k",
+            "blocks_q5_k", "blocks_q6_k", "blocks_iq4_nl", "blocks_iq4_xs", "blocks_mxfp4",
+        ],
+        elements: &[&[("", "")]],
+        text: "template cudaError_t nvb::grouped::launch_blocks_format<NVB_{ENCODING}>(
+    const nvb_grouped_linear_params&, const nvb_launch&);
+template bool nvb::grouped::supports_blocks_format<NVB_{ENCODING}>(const nvb_grouped_linear_params&, const nvb_launch&);",
+    },
+    Family {
         stem: "grouped_linear_quantized",
         includes: &["grouped_linear/sm80/grouped_linear_quantized.cuh"],
         encodings: &["fp8_e4m3", "fp8_e5m2"],

@@ -64,15 +64,20 @@ __global__ void __launch_bounds__(kLanes* kPairs) dequantize(const nvb_dequantiz
   }
 }
 
-// Blocks as a file has them: a thread turns four neighbours of a row into floats.
+// Blocks as a file has them: a thread turns four neighbours of a row into floats, which are one store where the
+// output's rows are aligned.
 template <uint32_t Format>
-__global__ void __launch_bounds__(kLanes* kPairs) dequantize_blocks(const nvb_dequantize_params p) {
+__global__ void __launch_bounds__(kLanes* kPairs) dequantize_blocks(const nvb_dequantize_params p, const bool vectors) {
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x) * 4;
   if (column >= p.columns) return;
   for (int64_t row = static_cast<int64_t>(blockIdx.y) * kPairs + threadIdx.y; row < p.rows;
        row += static_cast<int64_t>(gridDim.y) * kPairs) {
     float values[4];
     load_four<Format>(p.matrix, p.first_row + row, p.first_column + column, values);
+    if (vectors && column + 4 <= p.columns) {
+      store_elements(p.output, p.output_dtype, row * p.output_stride + column, values);
+      continue;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (column + i < p.columns)
@@ -85,7 +90,8 @@ template <uint32_t Format>
 cudaError_t launch_blocks(const nvb_dequantize_params& p, const nvb_launch& launch) {
   const dim3 grid(static_cast<unsigned>((p.columns + 4 * kLanes - 1) / (4 * kLanes)),
                   static_cast<unsigned>(std::min<int64_t>((p.rows + kPairs - 1) / kPairs, 65535)));
-  dequantize_blocks<Format><<<grid, dim3(kLanes, kPairs), 0, launch.stream>>>(p);
+  const bool vectors = is_aligned16(p.output, p.output_stride, float_dtype_bytes(p.output_dtype));
+  dequantize_blocks<Format><<<grid, dim3(kLanes, kPairs), 0, launch.stream>>>(p, vectors);
   return cudaPeekAtLastError();
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../common/reduce.cuh"
+#include "sm80/grouped_linear_blocks.h"
 #include "sm80/grouped_linear_quantized.h"
 #include "sm90/grouped_linear_wgmma.h"
 
@@ -94,7 +95,8 @@ cudaError_t launch_plain(const nvb_grouped_linear_params& p, const nvb_launch& l
 bool is_valid(const nvb_grouped_linear_params& p) {
   if (p.expert_ids != nullptr && (p.used <= 0 || (p.input_rows != p.rows && p.input_rows != p.rows / p.used)))
     return false;
-  if (p.rows < 0 || p.n < 0 || p.k < 0 || p.experts < 0 || (p.gated != 0 && p.n % 2 != 0)) return false;
+  if (p.rows < 0 || p.n < 0 || p.k < 0 || p.experts < 0 || p.all_experts < p.experts || (p.gated != 0 && p.n % 2 != 0))
+    return false;
   if (float_dtype_bytes(p.input_dtype) == 0 || float_dtype_bytes(p.output_dtype) == 0) return false;
   if (p.bias != nullptr && float_dtype_bytes(p.bias_dtype) == 0) return false;
   if (p.activation > NVB_SILU) return false;
@@ -126,7 +128,10 @@ bool supports_quantized(const nvb_grouped_linear_params& p, const nvb_launch& la
 }
 
 nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  if (p.expert_ids != nullptr) return NVB_GROUPED_LINEAR_PLAIN;
+  if (p.expert_ids != nullptr) {
+    const bool blocks = p.weight_dtype == 0 && nvb_is_blocks(p.encoding) && p.one_order == 0;
+    return blocks && supports_blocks(p, launch) ? NVB_GROUPED_LINEAR_BLOCKS : NVB_GROUPED_LINEAR_PLAIN;
+  }
   if (supports_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
   if (!supports_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
   return supports_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
@@ -155,6 +160,8 @@ extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_lin
   switch (nvb::grouped::family_of(*params, *launch)) {
     case NVB_GROUPED_LINEAR_QUANTIZED:
       return "grouped_linear_quantized";
+    case NVB_GROUPED_LINEAR_BLOCKS:
+      return "grouped_linear_blocks";
     case NVB_GROUPED_LINEAR_WGMMA:
       return "grouped_linear_wgmma";
     case NVB_GROUPED_LINEAR_MMA:
@@ -180,6 +187,8 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
   switch (family_of(p, *launch)) {
     case NVB_GROUPED_LINEAR_QUANTIZED:
       return launch_quantized(p, *launch);
+    case NVB_GROUPED_LINEAR_BLOCKS:
+      return launch_blocks(p, *launch);
     case NVB_GROUPED_LINEAR_WGMMA:
       return bf16 ? launch_wgmma_bf16(p, *launch) : launch_wgmma_f16(p, *launch);
     case NVB_GROUPED_LINEAR_MMA:

@@ -10,13 +10,17 @@
 // so that one captured graph serves every routing; they ascend from 0 to at most `rows`, and what is not so is clamped.
 // Rows from expert_offsets[experts] on are not written.
 // With expert_ids row t used + u of y is that of expert expert_ids[t, u] and of row t of x, or of the same row where x
-// has them all; a plain kernel computes them one by one, and leaves rows out whose number is no expert's.
+// has them all; kernels compute them one by one, and leave rows out whose number is no expert's. Many are sorted
+// (grouped_linear_sort.h) and come here with expert_offsets (src/cuda/grouped_linear_by_id.rs): of all experts, or of
+// some that follow each other, whose first offset may then be any.
 //
 // Supported: x, bias and y of any float dtype; a float W of x's dtype, or of any where x is F32; any rows, n, k,
 // experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
 // on: with a float W k a multiple of 8 and rows of W likewise aligned, with a quantised one k a multiple of 64 and, of
 // Int4, n a multiple of 16. On 9.0 a float W with k a multiple of 64, n of 8 and at most 1024 experts takes wgmma.
-// Everything else takes a plain kernel. Nothing is rounded but the result.
+// With expert_ids blocks of GGUF take tensor cores from 8.0 on, whatever x is, where rows of W begin at multiples of
+// four bytes, of Q3_K and Q6_K of two. Everything else takes a plain kernel. Nothing is rounded but the result, and of
+// blocks x, to whole numbers of three bytes (common/block_product.cuh).
 struct nvb_grouped_linear_params {
   const void* input;
   const int32_t* expert_offsets;  // [experts + 1]; null with expert_ids
@@ -37,6 +41,7 @@ struct nvb_grouped_linear_params {
   int64_t token_stride;
   int64_t used_stride;
   int32_t experts;
+  int32_t all_experts;  // that share the rows: `experts`, or more where these are some of them; tiles follow it
   uint32_t input_dtype;
   uint32_t weight_dtype;  // of a float W; 0: quantised
   uint32_t encoding;
@@ -45,15 +50,18 @@ struct nvb_grouped_linear_params {
   uint32_t bias_dtype;  // ignored without a bias
   uint32_t output_dtype;
   uint32_t activation;
-  uint32_t gated;  // 0 or 1
+  uint32_t gated;      // 0 or 1
+  uint32_t one_order;  // 1: with expert_ids sums are added in one order whatever the number of rows
 };
 
-// Kernels of one family add in one order, whatever the rows and the tiles are.
+// Kernels of one family add in one order, whatever the rows and the tiles are; those of blocks divide k by the number
+// of rows.
 enum nvb_grouped_linear_family : uint32_t {
   NVB_GROUPED_LINEAR_PLAIN = 0,
   NVB_GROUPED_LINEAR_MMA = 1,
   NVB_GROUPED_LINEAR_WGMMA = 2,
   NVB_GROUPED_LINEAR_QUANTIZED = 3,
+  NVB_GROUPED_LINEAR_BLOCKS = 4,
 };
 
 extern "C" {

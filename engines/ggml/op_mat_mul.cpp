@@ -44,9 +44,8 @@ int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, c
   return rounds ? weight.type : static_cast<int32_t>(TYPE_F32);
 }
 
-// An input that the library multiplies with the weight.
-Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
-  const int32_t type = input_type(step, node, weight, input);
+// An input of this type.
+Tensor input_as(Step& step, const Tensor& input, int32_t type) {
   if (input.type == type) return input;
   ScratchPlan plan;
   plan.place(static_cast<size_t>(elements(input)) * traits(type).bytes);
@@ -55,16 +54,26 @@ Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Ten
   return floats;
 }
 
-// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every eight rows,
-// on the f32 units.
+// An input that the library multiplies with the weight.
+Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
+  return input_as(step, input, input_type(step, node, weight, input));
+}
+
+// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every ten rows, or
+// for as many as have room in shared memory. Of rows of 14,336 elements there are two: 16 of them by 4096 x 14336 in
+// Q4_K took 154 us on an H200, in Q6_K 210.
 constexpr int64_t kLeastRowsToDecode = 17;
+constexpr int64_t kLeastLongRowsToDecode = 9;
+constexpr int64_t kLongElements = int64_t{1} << 17;  // of all those rows
 // Elements that are decoded at a time: 64 MiB, of which a part stays in L2 for its product.
 constexpr int64_t kMostDecoded = int64_t{1} << 25;
 
 bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
+  const int64_t rows = input.ne[1] * input.ne[2] * input.ne[3];
+  const bool many =
+      rows >= kLeastRowsToDecode || (rows >= kLeastLongRowsToDecode && rows * weight.ne[0] >= kLongElements);
   return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
-         rows_fold(input) && rows_fold(node) && input.ne[1] * input.ne[2] * input.ne[3] >= kLeastRowsToDecode &&
-         node.parameters[0] != PRECISION_F32 && !is_packed(step, weight);
+         rows_fold(input) && rows_fold(node) && many && node.parameters[0] != PRECISION_F32 && !is_packed(step, weight);
 }
 
 Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {
@@ -109,6 +118,20 @@ void decoded_product(Step& step, const Tensor& weight, const Tensor& input, cons
   }
 }
 
+// From so many rows for each expert the library decodes experts' blocks for an input of 16 bits, as it multiplies rows
+// sorted by expert on tensor cores then; fewer rows it multiplies one by one, which an F32 input serves as well.
+constexpr int64_t kLeastRowsOfAnExpert = 4;
+constexpr int64_t kLeastRowsToSort = 32;
+
+// BF16 where the library makes use of it, as decoded_product does.
+int32_t expert_input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input,
+                          int64_t rows) {
+  const bool is_worth_sorting = rows >= std::max(kLeastRowsToSort, kLeastRowsOfAnExpert * weight.ne[2]);
+  const bool rounds = step.device.rounds_to_halves() && is_quantized(weight.type) && input.type == TYPE_F32 &&
+                      node.parameters[0] != PRECISION_F32 && is_worth_sorting;
+  return rounds ? static_cast<int32_t>(TYPE_BF16) : input_type(step, node, weight, input);
+}
+
 }  // namespace
 
 bool mat_mul(Step& step, const Tensor& node) {
@@ -150,7 +173,8 @@ bool mat_mul_id(Step& step, const Tensor& node) {
   if (weight.ne[3] != 1 || (weight.ne[2] != 1 && weight.nb[2] != weight.nb[1] * static_cast<size_t>(weight.ne[1])))
     return false;
   if (!rows_fold(*node.source[1]) || !rows_fold(node) || node.ne[3] != 1) return false;
-  const Tensor input = input_for(step, node, weight, *node.source[1]);
+  const Tensor& given = *node.source[1];
+  const Tensor input = input_as(step, given, expert_input_type(step, node, weight, given, ids.ne[0] * ids.ne[1]));
   step.queue([&] {
     const Weight made = weight_at(step, weight, 0, 0, weight.ne[1] * weight.ne[2]);
     if (made == nullptr) return static_cast<nvb_status>(NVB_ERROR_MEMORY_ALLOCATION);

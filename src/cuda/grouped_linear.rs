@@ -1,5 +1,7 @@
-//! `grouped_linear` on CUDA: the launcher of csrc/grouped_linear.
+//! `grouped_linear` on CUDA: the launcher of csrc/grouped_linear. Many rows that name their experts go through
+//! [`super::grouped_linear_by_id`], which sorts them.
 
+use super::grouped_linear_by_id::SortedPlan;
 use super::linear_quantized::{copy_input, ordered_stride};
 use super::linear_workspace::input_bytes;
 use super::prelude::*;
@@ -9,7 +11,7 @@ use crate::operation::grouped_linear::{GroupedLinear, Routing};
 mirror! {
     /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
     #[repr(C)]
-    struct Params of(op: &GroupedLinear) {
+    pub(super) struct Params of(op: &GroupedLinear) {
         input: *const c_void = op.input.data,
         expert_offsets: *const c_void = if ids.is_none() { op.routing.tensor().data } else { std::ptr::null_mut() },
         expert_ids: *const c_void = ids.map_or(std::ptr::null_mut(), |ids| ids.data),
@@ -29,6 +31,7 @@ mirror! {
         token_stride: i64 = ids.map_or(0, |ids| ids.strides[0]) as i64,
         used_stride: i64 = ids.map_or(0, |ids| ids.strides[1]) as i64,
         experts: i32 = op.experts as i32,
+        pub(super) all_experts: i32 = op.experts as i32,
         input_dtype: u32 = op.input.dtype as u32,
         weight_dtype: u32 = op.weight.dtype().map_or(0, |dtype| dtype as u32),
         encoding: u32 = encoding_code(op.weight.encoding).unwrap_or(0),
@@ -38,6 +41,7 @@ mirror! {
         output_dtype: u32 = op.output.dtype as u32,
         activation: u32 = op.activation as u32,
         gated: u32 = op.weight.gated.into(),
+        one_order: u32 = 0,
     }
     with (scale_kind, group, scales) = scale_code(op.weight.scales);
     with ids = match op.routing { Routing::Ids(ids) => Some(ids), Routing::Offsets(_) => None };
@@ -48,39 +52,55 @@ extern "C" {
     fn nvb_cuda_grouped_linear_family(params: *const Params, launch: *const Launch) -> u32;
 }
 
+/// `NVB_GROUPED_LINEAR_PLAIN` of csrc/grouped_linear/grouped_linear.h.
+pub(super) const PLAIN_FAMILY: u32 = 0;
+
 pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
+    if let Some(plan) = SortedPlan::of(executor, op) {
+        return plan.run(executor, op, stream);
+    }
     if !copies_input(executor, op) {
-        return launch(executor, op, stream);
+        return launch(executor, &params(executor, op), stream);
     }
     let scratch = executor.scratch(stream);
     let mut scratch = scratch.lock(executor, stream, || workspace(executor, op))?;
     let input = copy_input(executor, &op.input, std::ptr::null(), &mut scratch, stream)?;
-    launch(executor, &GroupedLinear { input, ..*op }, stream)
+    launch(executor, &params(executor, &GroupedLinear { input, ..*op }), stream)
 }
 
 /// What `run` keeps in scratch. The context is current.
 pub(super) fn workspace(executor: &CudaExecutor, op: &GroupedLinear) -> Workspace {
+    if let Some(plan) = SortedPlan::of(executor, op) {
+        return plan.workspace(op);
+    }
     match copies_input(executor, op) {
         true => Workspace::none().with(WorkspaceUse::Input, input_bytes(&op.input)),
         false => Workspace::none(),
     }
 }
 
+/// The family of kernels that the product takes. The context is current.
+pub(super) fn family(executor: &CudaExecutor, op: &GroupedLinear) -> u32 {
+    // SAFETY: reads the two structs alone.
+    unsafe { nvb_cuda_grouped_linear_family(&params(executor, op), &executor.launch_on(RawHandle::NULL)) }
+}
+
+fn params(executor: &CudaExecutor, op: &GroupedLinear) -> Params {
+    Params { one_order: executor.batch_invariant.into(), ..Params::of(op) }
+}
+
 /// A weight has one order of sums in each family of kernels, whatever the rows and the tiles are. Which family it is must not
 /// depend on where the input lies if rows are to be the same to the bit in every batch.
 fn copies_input(executor: &CudaExecutor, op: &GroupedLinear) -> bool {
     let aligned = Matrix { data: std::ptr::null_mut(), row_stride: ordered_stride(&op.input), ..op.input };
-    let family = |input: Matrix| {
-        let params = Params::of(&GroupedLinear { input, ..*op });
-        // SAFETY: reads the two structs alone.
-        unsafe { nvb_cuda_grouped_linear_family(&params, &executor.launch_on(RawHandle::NULL)) }
-    };
-    executor.batch_invariant && op.input.rows > 0 && family(aligned) != family(op.input)
+    executor.batch_invariant
+        && op.input.rows > 0
+        && family(executor, &GroupedLinear { input: aligned, ..*op }) != family(executor, op)
 }
 
-fn launch(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
+pub(super) fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle) -> Result<()> {
     // SAFETY: the descriptor was validated, and the context is current.
-    let code = unsafe { nvb_cuda_grouped_linear(&Params::of(op), &executor.launch_on(stream)) };
+    let code = unsafe { nvb_cuda_grouped_linear(params, &executor.launch_on(stream)) };
     executor.check_launch(code, "grouped linear")
 }

@@ -14,6 +14,7 @@ mod cublaslt;
 mod dequantize;
 mod embedding;
 mod grouped_linear;
+mod grouped_linear_by_id;
 mod kernel_table;
 mod kv_placement;
 mod launch;

@@ -25,6 +25,7 @@ mod device;
 mod embedding;
 mod graph;
 mod grouped_linear;
+mod grouped_linear_by_id;
 mod kv_cache;
 mod kv_cache_rows;
 mod level;

@@ -60,7 +60,7 @@ template <typename Weight, typename T>
 cudaError_t launch_weight(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   constexpr int kFewStages = Weight::kSlotBytes > 1024 ? 4 : 6;
   constexpr int kManyStages = Weight::kSlotBytes > 1024 ? 3 : 4;
-  const bool few = p.rows <= 12 * static_cast<int64_t>(p.experts) && most_tiles(p, 8) <= 65535;
+  const bool few = p.rows <= 12 * static_cast<int64_t>(p.all_experts) && most_tiles(p, 8) <= 65535;
   return few ? launch_tiles<Weight, T, 1, 1, 4, 2, kFewStages>(p, launch)
              : launch_tiles<Weight, T, 8, 2, 2, 2, kManyStages>(p, launch);
 }

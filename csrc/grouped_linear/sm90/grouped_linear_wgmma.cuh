@@ -291,7 +291,7 @@ cudaError_t launch_shape(const nvb_grouped_linear_params& p, const nvb_launch& l
 // stored cost nothing while W is what is waited for, but the second tile of an expert reads W again.
 template <Operands Kind>
 cudaError_t launch_wgmma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
-  const auto mean_within = [&](int64_t tokens) { return p.rows <= tokens * p.experts; };
+  const auto mean_within = [&](int64_t tokens) { return p.rows <= tokens * p.all_experts; };
   if (mean_within(2)) return launch_shape<Kind, WgmmaShape<8, 2, 2, 6>>(p, launch);
   if (mean_within(16)) return launch_shape<Kind, WgmmaShape<32, 2, 2, 5>>(p, launch);
   if (mean_within(48)) return launch_shape<Kind, WgmmaShape<64, 2, 2, 4>>(p, launch);

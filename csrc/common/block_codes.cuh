@@ -1,6 +1,6 @@
-// The codes of GGUF's blocks as a matrix instruction wants them: of each format the whole numbers that its elements
-// are, sixteen elements of a row at a time, apart from the scales, which multiply sums. src/weight/blocks and
-// common/block_element.cuh have the same formulas for single elements.
+// The codes of GGUF's blocks as a matrix instruction wants them (block_product.cuh): of each format the whole numbers
+// that its elements are, sixteen elements of a row at a time, apart from the scales, which multiply sums.
+// src/weight/blocks and common/block_element.cuh have the same formulas for single elements.
 //
 // A unit is 256 elements of a row: one block of the K formats, eight of the others. A step is 16 elements of it; of
 // those the quad's lane t has elements 4 t ..+3, whose codes are the bytes of one word. Every format stores four
@@ -11,13 +11,15 @@
 //
 // The K formats and IQ4_XS have whole numbers for scales and minima, which multiply sums of whole numbers, and two
 // factors for the unit: value = scale_factor * scale(group) * (code - kOffset) - minimum_factor * minimum(group).
+// What a step's elements of x sum up to meets the step's minimum there: the minima of a row are the first operand of
+// one mma over F16, which holds such small numbers exactly.
 //
 // Codes are bytes without a sign, or with one where kSigned says so.
 #pragma once
 
 #include <cuda_fp16.h>
 
-#include "../../common/block_element.cuh"
+#include "block_element.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -80,6 +82,19 @@ __device__ __forceinline__ float low_half(uint32_t word) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(word & 0xffffu)));
 }
 
+// The lowest two bytes as F16: 1024 and each, less 1024.
+__device__ __forceinline__ uint32_t halves_of_bytes(uint32_t bytes) {
+  const uint32_t raised = __byte_perm(bytes, 0x64646464u, 0x4140), less = 0x64006400u;
+  const __half2 halves = __hsub2(*reinterpret_cast<const __half2*>(&raised), *reinterpret_cast<const __half2*>(&less));
+  return *reinterpret_cast<const uint32_t*>(&halves);
+}
+
+// Of sixteen bytes, one a step, those of steps 2 t and 2 t + 1, or with Upper of 2 t + 8 and 2 t + 9.
+template <bool Upper>
+__device__ __forceinline__ uint32_t step_bytes(const uint32_t (&words)[4], int quad) {
+  return (quad < 2 ? words[2 * Upper] : words[2 * Upper + 1]) >> (quad % 2 * 16);
+}
+
 template <uint32_t Format>
 struct BlockCodes;
 
@@ -93,6 +108,7 @@ struct SmallBlockCodes {
   static constexpr bool kMinimum = false;
   static constexpr bool kSigned = false;
   static constexpr bool kWholeScales = false;
+  static constexpr bool kStepMinima = false;
   static constexpr int kGroupSteps = 2;
   static constexpr int kOffset = Offset;
   using Unit = BlockUnit<false>;
@@ -187,6 +203,7 @@ struct LargeBlockCodes {
   static constexpr bool kMinimum = Minimum;
   static constexpr bool kSigned = false;
   static constexpr bool kWholeScales = true;
+  static constexpr bool kStepMinima = Minimum;
   static constexpr int kGroupSteps = GroupSteps;
   static constexpr int kOffset = Offset;
   using Unit = BlockUnit<kHalves>;
@@ -196,9 +213,10 @@ struct LargeBlockCodes {
 struct SixBitScales {
   float scale_factor, minimum_factor;
   uint32_t scales[2], minima[2];
+  int quad;
 
   template <typename Unit>
-  __device__ __forceinline__ explicit SixBitScales(const Unit& unit) {
+  __device__ __forceinline__ explicit SixBitScales(const Unit& unit) : quad(unit.quad) {
     const uint32_t halves = unit.word(0), first = unit.word(4), second = unit.word(8), third = unit.word(12);
     scale_factor = low_half(halves), minimum_factor = low_half(halves >> 16);
     scales[0] = first & 0x3f3f3f3fu;
@@ -207,7 +225,11 @@ struct SixBitScales {
     minima[1] = (third >> 4 & 0x0f0f0f0fu) | (second >> 2 & 0x30303030u);
   }
   __device__ __forceinline__ int scale(int group) const { return byte_of(scales[group / 4], group % 4); }
-  __device__ __forceinline__ int minimum(int group) const { return byte_of(minima[group / 4], group % 4); }
+  // Of steps 2 t and 2 t + 1, which are one group.
+  template <bool Upper>
+  __device__ __forceinline__ uint32_t step_minima() const {
+    return halves_of_bytes(static_cast<uint32_t>(byte_of(minima[Upper], quad)) * 0x101u);
+  }
 };
 
 template <>
@@ -232,14 +254,18 @@ struct BlockCodes<NVB_BLOCKS_Q2_K> : LargeBlockCodes<NVB_BLOCKS_Q2_K, 1, 0, true
   struct Scales {
     float scale_factor, minimum_factor;
     uint32_t words[4];
-    __device__ __forceinline__ explicit Scales(const Unit& unit) {
+    int quad;
+    __device__ __forceinline__ explicit Scales(const Unit& unit) : quad(unit.quad) {
       const uint32_t halves = unit.word(80);
       scale_factor = low_half(halves), minimum_factor = low_half(halves >> 16);
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = unit.word(4 * i);
     }
     __device__ __forceinline__ int scale(int group) const { return byte_of(words[group / 4], group % 4) & 15; }
-    __device__ __forceinline__ int minimum(int group) const { return byte_of(words[group / 4], group % 4) >> 4; }
+    template <bool Upper>
+    __device__ __forceinline__ uint32_t step_minima() const {
+      return halves_of_bytes(step_bytes<Upper>(words, quad) >> 4 & 0x0f0fu);
+    }
   };
   static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
     return unit.own_word(16 + step / 8 * 32 + step % 2 * 16) >> (step % 8 / 2 * 2) & 0x03030303u;

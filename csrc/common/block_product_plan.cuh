@@ -1,11 +1,11 @@
-// How linear_quantized_blocks.cuh divides a product among blocks and warps.
+// How block_product.cuh divides a product, or one of several like it, among blocks and warps.
 #pragma once
 
 #include <algorithm>
 
-#include "../../common/vector.cuh"
-#include "linear_quantized_block_codes.cuh"
-#include "linear_quantized_blocks.h"
+#include "block_codes.cuh"
+#include "quantized_product.h"
+#include "vector.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -21,7 +21,8 @@ constexpr int resident_warps(int tiles) {
 constexpr int kUsualWarps = 8;  // of a block with several teams
 constexpr int kDigits = 3;      // bytes of a number of x, each a column
 constexpr int kMaxColumns = 32;
-constexpr int kStages = 2;  // a third place made no product faster
+constexpr int kStepSumBytes = 2 * kUnit / kStep;  // of a unit, in F16
+constexpr int kStages = 2;                        // a third place made no product faster
 
 // A unit's copy begins at a multiple of 16 bytes and ends at one.
 template <uint32_t Format>
@@ -31,25 +32,27 @@ struct Plan {
   int team;     // warps that divide the units of 16 rows
   int teams;    // of a block, each with rows of its own
   int tokens;   // of a pass
-  int columns;  // of x's rows in shared memory, in bytes
+  int columns;  // of x's rows in shared memory, in bytes: the elements' bytes, then the steps' sums where they count
   int row_blocks;
   int units;
-  int chunks;    // of 16 bytes that a unit's copy has at most
-  int place;     // bytes of it in a ring, an odd number of 16
-  bool vectors;  // x's rows are 16-byte aligned
-  unsigned grid;
+  int chunks;     // of 16 bytes that a unit's copy has at most
+  int place;      // bytes of it in a ring, an odd number of 16
+  bool vectors;   // x's rows are 16-byte aligned
+  unsigned grid;  // blocks of a pass
   size_t bytes;
 };
 
 // Whether the kernel takes such a product, and how: of the ways to divide units among warps the one with the fewest
 // units one after the other, where the end of 16 rows counts as one. By the shape of the weight, and the number of
-// tokens that share a pass.
+// tokens that share a pass. `products` of this shape, each with rows of W and of x of its own, run together.
 template <uint32_t Format>
-bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, Plan& plan) {
+bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, Plan& plan, int64_t products = 1) {
   Plan made = {};
   made.units = static_cast<int>((p.k + kUnit - 1) / kUnit);
-  made.columns = made.units * kUnit + 32;
-  made.vectors = is_aligned16(p.input, p.m == 1 ? 0 : p.input_stride, float_dtype_bytes(p.input_dtype));
+  // Rows begin 32 bytes apart in the banks, so that the eight that a load touches do not meet.
+  const int row_bytes = made.units * (kUnit + (BlockCodes<Format>::kStepMinima ? kStepSumBytes : 0));
+  made.columns = (row_bytes + 127) / 128 * 128 + 32;
+  made.vectors = is_aligned16(p.input, p.m * products == 1 ? 0 : p.input_stride, float_dtype_bytes(p.input_dtype));
   made.row_blocks = static_cast<int>((p.n + kRows - 1) / kRows);
   constexpr int kBytes = BlockCodes<Format>::kUnitBytes;
   made.chunks = kBytes % 16 == 0 && is_aligned16(p.weight, p.weight_stride, 1) ? kBytes / 16 : kMostChunks<Format>;
@@ -74,11 +77,12 @@ bool make_plan(const nvb_linear_quantized_params& p, const nvb_launch& launch, P
     made.bytes = made.tokens * token_bytes + fixed(tiles);
     const int64_t blocks =
         std::max<int64_t>(1, std::min<int64_t>((shared + 1024) / (made.bytes + 1024), resident_warps(tiles) / warps));
-    const int64_t room = blocks * multiprocessors * made.teams, rounds = (made.row_blocks + room - 1) / room;
+    const int64_t room = blocks * multiprocessors * made.teams, row_blocks = made.row_blocks * products;
+    const int64_t rounds = (row_blocks + room - 1) / room;
     const int64_t time = passes * rounds * ((made.units + made.team - 1) / made.team + 1);
     if (best != 0 && time >= best) continue;
     best = time;
-    const int64_t each = made.teams * rounds;
+    const int64_t each = made.teams * std::min<int64_t>(rounds, made.row_blocks);
     made.grid = static_cast<unsigned>((made.row_blocks + each - 1) / each);
     plan = made;
   }

@@ -1,9 +1,9 @@
-// x of linear_quantized_blocks.cuh: from memory to the bytes in shared memory that an mma multiplies.
+// x of block_product.cuh: from memory to the bytes in shared memory that an mma multiplies.
 #pragma once
 
 #include <math_constants.h>
 
-#include "linear_quantized_block_plan.cuh"
+#include "block_product_plan.cuh"
 
 namespace nvb {
 namespace quantized {
@@ -39,11 +39,22 @@ __device__ __forceinline__ float2 unit_scales(uint32_t maximum) {
   return make_float2(__uint_as_float((275u - exponent) << 23), __uint_as_float((exponent - 21u) << 23));
 }
 
+// The sum of a step's bytes, at most 2048 and so exact, as F16: of a unit's 16 those that a quad's lane t needs, of
+// steps 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, are neighbours. A lane has half a step.
+__device__ __forceinline__ void store_step_sum(uint8_t* sums, const uint32_t (&words)[2]) {
+  int sum = __dp4a(static_cast<int>(words[0]), 0x01010101, __dp4a(static_cast<int>(words[1]), 0x01010101, 0));
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  const int lane = threadIdx.x % 32, step = lane / 2, place = step % 8 / 2 * 4 + step / 8 * 2 + step % 2;
+  if (lane % 2 == 0) reinterpret_cast<__half*>(sums)[place] = __int2half_rn(sum);
+}
+
 // Puts one unit of a token into shared memory, as bytes in the order in which lanes of an mma want them: of 32 elements
 // those that a quad's lane t needs, 4 t ..+3 and 16 + 4 t ..+3, are neighbours. Of a unit with a number that is not
-// finite nothing but NaN comes, for which the sums of the token are taken again.
-template <typename T>
-__device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x, int columns, float* inverses) {
+// finite nothing but NaN comes, for which the sums of the token are taken again. `sums`: where the steps' sums of the
+// first digit begin, for formats that want them.
+template <bool HasSums, typename T>
+__device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x, uint8_t* sums, int columns,
+                                           float* inverses) {
   uint32_t maximum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -81,6 +92,7 @@ __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x,
   for (int digit = 0; digit < kDigits; ++digit) {
     *reinterpret_cast<uint32_t*>(at + digit * columns) = words[digit][0];
     *reinterpret_cast<uint32_t*>(at + digit * columns + 8) = words[digit][1];
+    if constexpr (HasSums) store_step_sum(sums + digit * columns, words[digit]);
     if (lane == digit) inverses[digit] = weight;
     weight *= 256.0f;
   }
@@ -88,7 +100,7 @@ __device__ __forceinline__ void store_unit(const InputPart<T>& part, uint8_t* x,
 
 // Puts a part of the pass's units of x into shared memory: those from `warp` on in steps of `warps`, two of them on
 // their way at a time. `meanwhile` is called while the first are. `inverses` has kColumns for each unit.
-template <int kColumns, typename T, typename Meanwhile>
+template <bool HasSums, int kColumns, typename T, typename Meanwhile>
 __device__ __forceinline__ void stage_x(const nvb_linear_quantized_params& p, const Plan& plan, int64_t first,
                                         int tokens, int warp, int warps, uint8_t* x, float* inverses,
                                         Meanwhile&& meanwhile) {
@@ -116,8 +128,9 @@ __device__ __forceinline__ void stage_x(const nvb_linear_quantized_params& p, co
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (tokens_of[i] >= tokens) return;
-      store_unit(parts[i], x + tokens_of[i] * kDigits * plan.columns + units_of[i] * kUnit, plan.columns,
-                 inverses + units_of[i] * kColumns + tokens_of[i] * kDigits);
+      uint8_t* const row = x + tokens_of[i] * kDigits * plan.columns;
+      store_unit<HasSums>(parts[i], row + units_of[i] * kUnit, row + plan.units * kUnit + units_of[i] * kStepSumBytes,
+                          plan.columns, inverses + units_of[i] * kColumns + tokens_of[i] * kDigits);
     }
     load();
   }
