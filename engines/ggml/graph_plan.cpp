@@ -182,6 +182,7 @@ void GraphPlan::read(const DeviceState& device, Graph* graph, bool joins, bool n
     work.node = nodes_[place];
     size_t count = 0;
     if (joins) count = join_rotation(place, work);
+    if (joins && count == 0) count = join_sum(place, work);
     if (joins && count == 0) count = join_norm(place, work);
     works_.push_back(work);
     place += count == 0 ? 1 : count;

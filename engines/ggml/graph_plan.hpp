@@ -47,6 +47,14 @@ struct HeadRows {
   const Tensor* rows = nullptr;
 };
 
+// Matrices that lie one behind the other, added up.
+struct SumWork {
+  const Tensor* first = nullptr;
+  const Tensor* output = nullptr;
+  int64_t count = 0;
+  size_t stride = 0;  // bytes from one to the next
+};
+
 // Products with weights that lie one behind the other, and where the first result goes; the others follow it.
 struct StackWork {
   std::vector<const Tensor*> products;
@@ -54,12 +62,13 @@ struct StackWork {
 };
 
 struct Work {
-  enum class Kind : uint8_t { Node, Norm, Rotation, Stack } kind = Kind::Node;
+  enum class Kind : uint8_t { Node, Norm, Rotation, Sum, Stack } kind = Kind::Node;
   const Tensor* node = nullptr;  // the first, for messages
   NormWork norm;
   RotationWork rotation;
   RotationWork keys;  // beside the rotation, if `rope` is not NULL
   HeadRows values;    // beside both, if `input` is not NULL
+  SumWork sum;
   StackWork stack;
 };
 
@@ -88,6 +97,7 @@ class GraphPlan {
   bool is_read_by_next_alone(const Tensor* tensor) const;
   size_t join_norm(size_t first, Work& work) const;
   size_t join_rotation(size_t first, Work& work) const;
+  size_t join_sum(size_t first, Work& work) const;
   void join_heads();
   void find_narrow(const Host& host);
   void find_stacks();
@@ -117,5 +127,6 @@ bool fits_one_call(const Host& host, const RotationWork& work);
 nvb_status run_norm(const DeviceState& device, nvb_stream* stream, const NormWork& work, const Tensor* output);
 nvb_status run_rotation(const DeviceState& device, nvb_stream* stream, const RotationWork& work,
                         const RotationWork& keys, const HeadRows& values);
+nvb_status run_sum(const DeviceState& device, nvb_stream* stream, const SumWork& work);
 
 }  // namespace nvb_ggml

@@ -78,6 +78,7 @@ nvb_status StreamState::queue(const Work& work, char* own) {
     const Tensor placed = plan_.narrowed(*output, own);
     return run_norm(device_, stream_, norm, &placed);
   }
+  if (work.kind == Work::Kind::Sum) return run_sum(device_, stream_, work.sum);
   const Tensor& node = *work.node;
   Tensor placed = plan_.is_narrow(&node) ? plan_.narrowed(node, own) : node;
   for (size_t i = 0; i < MAX_SOURCES; ++i) {

@@ -203,7 +203,7 @@ def check_programs(work, source, binaries, library, plugin):
     """Programs linked with the host that was built: allocations that fail, two threads, a thousand times of use; and graphs
     that are recorded."""
     without = {key: value for key, value in os.environ.items() if key != "GGML_BACKEND_PATH"}
-    for name in ("failures", "recordings", "joined", "packed"):
+    for name in ("failures", "recordings", "joined", "experts", "packed"):
         program = work / name
         run("c++", "-std=c++17", "-O1", "-rdynamic", f"-I{source}/ggml/include", f"-I{ROOT}/include", HERE / f"{name}.cpp",
             *(binaries / f"lib{library_of_host}.so" for library_of_host in ("ggml", "ggml-base")), "-Wl,--no-as-needed",
