@@ -3,9 +3,9 @@
 namespace nvb_ggml {
 namespace {
 
-// Decodes of several numbers of sequences, and drafts of another model, take turns; a recording keeps some megabytes on
-// a GPU.
-constexpr size_t kMostRecordings = 8;
+// Decodes of several numbers of sequences, drafts of another model and the passes of a prompt take turns: 4,096 tokens,
+// 512 a pass, are eight graphs and some short ones. A recording keeps some megabytes on a GPU.
+constexpr size_t kMostRecordings = 16;
 // A launch costs a GPU's host about what so many calls do.
 constexpr int kLeastWork = 4;
 
