@@ -37,7 +37,7 @@ impl Embedding {
         }
         tokens.expect_apart("tokens", "output", &output)?;
         let output = output.as_matrix("output")?;
-        if tokens.rank == 2 && (!table.encoding.is_float() || table.rows % tokens.shape[0].max(1) != 0) {
+        if tokens.rank == 2 && (!table.encoding.is_float() || !table.rows.is_multiple_of(tokens.shape[0].max(1))) {
             return Err(Error::invalid(format!(
                 "{} batches of tokens need a table of floats whose rows they divide; this one has {} of {}",
                 tokens.shape[0], table.rows, table.encoding
