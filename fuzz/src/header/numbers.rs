@@ -16,7 +16,7 @@ pub fn valid(owner: &str, name: &str, extents: &Extents, random: &mut Random) ->
         ("nvb_block_tensor", "rank") => 2,
         ("nvb_block_rows_args", "direction") => random.below(2) as u64,
         ("nvb_weight_get_block_bytes", "source_format") => 1 + random.below(20) as u64,
-        ("nvb_weight_desc", "source") => random.of(&[0, 0, 1, 2]),
+        ("nvb_weight_desc", "source") => random.of(&[0, 0, 1, 2, 3]),
         ("nvb_weight_desc", "format") => random.below(10) as u64,
         ("nvb_weight_desc", "arrangement") => u64::from(random.one_in(4)),
         ("nvb_memory_options", "limit") => random.of(&[0, 0, 64 << 20, 128 << 20, 1 << 20]),
