@@ -331,12 +331,9 @@ auto with_short_tile(int head_dim, int heads, const Use& use) {
 // Query heads of a block, at most. One a block has the least arithmetic behind one another, and reads keys and values
 // of its KV head beside the blocks of the other heads: with keys asked for early, too, a layer of Gemma 3 with 136 keys
 // takes 1.2 (270M) to 3.0 µs (12B) less in a whole step of one sequence than with all heads in a block. With many
-// sequences there are blocks enough. A kernel that may ask for nothing early, as one that is launched by itself, takes
-// 5.9 us with a head a block and 5.0 with the two of Gemma 3 4B. From 65 columns on either way gives the same bits,
-// because a lane's keys are the same.
+// sequences there are blocks enough.
 int heads_per_block(const nvb_attention_decode_params& p, const nvb_launch& launch) {
   if (launch.capability < 90) return kMaxHeads;
-  if (nvb_cuda_constant_reads() == 0 && p.head_dim > 64) return kMaxHeads;
   const int64_t kv_heads = static_cast<int64_t>(p.sequences) * p.kv_heads;
   for (int heads = 1; heads < kMaxHeads; heads *= 2) {
     const int chunks = (items_per_kv_head(p) + heads - 1) / heads;
