@@ -3,6 +3,7 @@
 
 #include "../common/linear_epilogue.cuh"
 #include "../common/quantized_element.cuh"
+#include "../common/quantized_product.h"
 #include "grouped_linear.h"
 
 namespace nvb {
@@ -33,6 +34,25 @@ inline grouped_weight make_weight(const nvb_grouped_linear_params& p) {
   const nvb_quantized_matrix matrix = {p.weight,        p.scales,   p.zero_points, p.n * p.experts, p.k,
                                        p.weight_stride, p.encoding, p.scale_kind,  p.group,         0};
   return {matrix, p.weight_stride};
+}
+
+// All experts' rows as one product of all tokens; what is stored is the epilogue's business.
+inline nvb_linear_quantized_params make_whole(const nvb_grouped_linear_params& p) {
+  nvb_linear_quantized_params whole = {};
+  whole.input = p.input;
+  whole.weight = p.weight;
+  whole.scales = p.scales;
+  whole.zero_points = p.zero_points;
+  whole.m = p.rows;
+  whole.n = p.n * p.experts;
+  whole.k = p.k;
+  whole.input_stride = p.input_stride;
+  whole.weight_stride = p.weight_stride;
+  whole.input_dtype = p.input_dtype;
+  whole.encoding = p.encoding;
+  whole.scale_kind = p.scale_kind;
+  whole.group = p.group;
+  return whole;
 }
 
 // Elements k .. k + 3 of a row; k is a multiple of 4 and inside the row, what lies past its end is 0 or met by zeros.

@@ -17,25 +17,10 @@
 namespace nvb {
 namespace grouped {
 
-// All experts' rows as one weight, of which an epilogue has the columns of one.
-inline nvb_linear_quantized_params make_whole(const nvb_grouped_linear_params& p) {
-  nvb_linear_quantized_params whole = {};
-  whole.input = p.input;
-  whole.weight = p.weight;
-  whole.m = 1;
-  whole.n = p.n * p.experts;
-  whole.k = p.k;
-  whole.input_stride = p.input_stride;
-  whole.weight_stride = p.weight_stride;
-  whole.input_dtype = p.input_dtype;
-  whole.encoding = p.encoding;
-  return whole;
-}
-
 template <uint32_t Format>
 bool make_row_plan(const nvb_grouped_linear_params& p, const nvb_launch& launch, quantized::blocks::Plan& plan) {
   nvb_linear_quantized_params one = make_whole(p);
-  one.n = p.n;
+  one.m = 1, one.n = p.n;
   return quantized::blocks::make_plan<Format>(one, launch, plan, p.rows);
 }
 

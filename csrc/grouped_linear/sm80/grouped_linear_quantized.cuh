@@ -33,23 +33,8 @@ cudaError_t launch_tiles(const nvb_grouped_linear_params& p, const nvb_launch& l
   if (error != cudaSuccess) return error;
   const int64_t tiles = most_tiles(p, Shape::kTokens);
   if (tiles > 65535) return cudaErrorInvalidValue;
-  // All experts' rows as one product of all tokens; what is stored is the epilogue's business.
-  nvb_linear_quantized_params whole = {};
-  whole.input = p.input;
-  whole.weight = p.weight;
-  whole.scales = p.scales;
-  whole.zero_points = p.zero_points;
-  whole.m = p.rows;
-  whole.n = p.n * p.experts;
-  whole.k = p.k;
-  whole.input_stride = p.input_stride;
-  whole.weight_stride = p.weight_stride;
-  whole.input_dtype = p.input_dtype;
-  whole.encoding = p.encoding;
-  whole.scale_kind = p.scale_kind;
-  whole.group = p.group;
   const dim3 grid(static_cast<unsigned>((p.n + Shape::kRows - 1) / Shape::kRows), static_cast<unsigned>(tiles));
-  kernel<<<grid, Shape::kThreads, Shape::kSharedBytes, launch.stream>>>(whole, p.expert_offsets, p.experts,
+  kernel<<<grid, Shape::kThreads, Shape::kSharedBytes, launch.stream>>>(make_whole(p), p.expert_offsets, p.experts,
                                                                         make_epilogue_alone(p, p.n));
   return cudaPeekAtLastError();
 }
