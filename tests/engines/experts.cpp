@@ -5,7 +5,6 @@
 //
 // The graph is the end of a mixture of experts as llama.cpp makes it. The program defines the functions of libnvbackend
 // that it counts, which the plug-in then calls in their place.
-#include <dlfcn.h>
 #include <nvbackend.h>
 
 #include <cmath>
@@ -18,13 +17,6 @@ struct Counts {
   int sums, gathers, elementwise;
 };
 Counts counts = {};
-
-template <typename Function>
-Function* original(const char* name) {
-  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-  if (function == nullptr) std::abort();
-  return function;
-}
 
 constexpr int64_t kAll = 16, kUsed = 6, kColumns = 48;
 

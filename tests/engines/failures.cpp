@@ -5,7 +5,6 @@
 //
 // The program defines the functions of libnvbackend that allocate, which the plug-in then calls in their place, and
 // fails the ones it counts to. It is linked with the host's ggml and with libnvbackend.
-#include <dlfcn.h>
 #include <nvbackend.h>
 #include <unistd.h>
 
@@ -31,13 +30,6 @@ bool fails_now() {
   if (wanted == 0) return false;
   const int number = ++counted;
   return failing_for_ever.load() ? number >= wanted : number == wanted;
-}
-
-template <typename Function>
-Function* original(const char* name) {
-  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-  if (function == nullptr) std::abort();
-  return function;
 }
 
 std::vector<float> expected_result() {

@@ -6,7 +6,6 @@
 // The graph is a layer's attention half as llama.cpp makes it, in memory that the host's allocator shares among
 // tensors. The program defines the functions of libnvbackend that it counts, which the plug-in then calls in their
 // place.
-#include <dlfcn.h>
 #include <nvbackend.h>
 
 #include <cmath>
@@ -22,13 +21,6 @@ struct Counts {
 };
 Counts counts = {};
 int products = 0;
-
-template <typename Function>
-Function* original(const char* name) {
-  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-  if (function == nullptr) std::abort();
-  return function;
-}
 
 constexpr int64_t kMostRows = 3, kCells = 24;
 

@@ -4,7 +4,6 @@
 //   packed PLUGIN
 //
 // The program defines the functions of libnvbackend that it counts, which the plug-in then calls in their place.
-#include <dlfcn.h>
 #include <nvbackend.h>
 
 #include <atomic>
@@ -17,13 +16,6 @@
 namespace {
 
 std::atomic<int> packs{0}, restores{0}, products{0};
-
-template <typename Function>
-Function* original(const char* name) {
-  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-  if (function == nullptr) std::abort();
-  return function;
-}
 
 constexpr int64_t kColumns = 256, kLargest = 64;
 

@@ -4,7 +4,6 @@
 //
 // The program defines the functions of libnvbackend that it counts, which the plug-in then calls in their place. It is
 // linked with the host's ggml and with libnvbackend.
-#include <dlfcn.h>
 #include <nvbackend.h>
 
 #include <cstring>
@@ -15,13 +14,6 @@ namespace {
 
 int begun = 0, launched = 0, allocated = 0;
 bool recordings_fail = false;
-
-template <typename Function>
-Function* original(const char* name) {
-  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-  if (function == nullptr) std::abort();
-  return function;
-}
 
 void expect(int begins, int launches, const char* text) {
   if (begun != begins || launched != launches) fail(text, 1000 * begun + launched);

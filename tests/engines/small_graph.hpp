@@ -1,6 +1,8 @@
 // A small graph of a host on NVB0, and what programs that test the plug-in share.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -12,6 +14,14 @@
 [[noreturn]] inline void fail(const char* text, int number) {
   std::fprintf(stderr, "%s (%d)\n", text, number);
   std::exit(1);
+}
+
+// The library's function of this name, for a program that defines one of its own to count or to fail calls.
+template <typename Function>
+Function* original(const char* name) {
+  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+  if (function == nullptr) std::abort();
+  return function;
 }
 
 inline constexpr int64_t kWidth = 64, kTokens = 5, kKeys = 256, kHeads = 4, kHeadDim = 64;
