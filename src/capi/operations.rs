@@ -308,8 +308,8 @@ pub struct nvb_kv_cache_append_args {
 }
 versioned!(nvb_kv_cache_append_args);
 
-/// Queues an embedding gather. A token outside the table gives a row of zeros on CUDA and is an error on the CPU, which
-/// names it. F32 rows with a scale of 1 keep every bit in an F32 output, so numbers of 32 bits may lie there. Does not allocate or
+/// Queues an embedding gather. A token outside the table, or its batch's part of it, gives a row of zeros on CUDA and is an error on
+/// the CPU, which names it. Batches that do not divide the rows of a table of floats are `NVB_ERROR_INVALID_ARGUMENT`. F32 rows with a scale of 1 keep every bit in an F32 output, so numbers of 32 bits may lie there. Does not allocate or
 /// synchronise; may be captured.
 #[no_mangle]
 pub unsafe extern "C" fn nvb_embedding(

@@ -185,6 +185,24 @@ mod tests {
             }
         });
     }
+
+    #[test]
+    fn batches_need_floats_that_they_divide() {
+        let mut tokens = Buffer::from(DType::I32, &[0.0; 6]);
+        let mut output = Buffer::poisoned(DType::F32, 6 * 64);
+        let floats = |rows, buffer: &mut Buffer| {
+            WeightView::float(buffer.tensor(&[6 * 64]).data, DType::F32, rows, 64, 64, false)
+        };
+        let mut refused = |shape: &[usize], table| {
+            Embedding::new(tokens.tensor(shape), table, 1.0, output.tensor(&[6, 64])).unwrap_err().message
+        };
+        let mut memory = Buffer::random(DType::F32, 6 * 64, 2);
+        let quantized = Quantized::new(FORMATS[0], 6, 64, false);
+        assert!(refused(&[2, 3], quantized.view).contains("2 batches"));
+        assert!(refused(&[2, 3], floats(5, &mut memory)).contains("this one has 5 of f32"));
+        assert!(refused(&[1, 2, 3], floats(6, &mut memory)).contains("rank"));
+    }
+
     #[test]
     fn rows_of_every_format_are_gathered() {
         let (vocabulary, width) = (140, 1101);
