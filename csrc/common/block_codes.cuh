@@ -2,17 +2,19 @@
 // that its elements are, sixteen elements of a row at a time, apart from the scales, which multiply sums.
 // src/weight/blocks and common/block_element.cuh have the same formulas for single elements.
 //
-// A unit is 256 elements of a row: one block of the K formats, eight of the others. A step is 16 elements of it; of
-// those the quad's lane t has elements 4 t ..+3, whose codes are the bytes of one word. Every format stores four
-// neighbours in four neighbouring bytes or fields of four, so a word of codes is one or two words of the block,
-// shifted and masked.
+// A unit is 256 elements of a row: one block of the K formats, eight of the others. It has four quarters of four steps,
+// and a step has 16 elements, of which the quad's lane t has 4 t ..+3, whose codes are the bytes of one word. Every
+// format stores four neighbours in four neighbouring bytes or fields of four, so a word of codes is one or two words of
+// the block, shifted and masked. Quarters look alike: their number is known when the code runs, that of a step in its
+// quarter when it is compiled. (With all steps of a unit written out, warps of an H200 waited longest for
+// instructions.)
 //
-//   value = scale(group) * (code - kOffset) - minimum(group),  a group being kGroupSteps steps
+//   value = scale(group) * (code - kOffset) - minimum(step),  a group being kGroupSteps steps
 //
 // The K formats and IQ4_XS have whole numbers for scales and minima, which multiply sums of whole numbers, and two
-// factors for the unit: value = scale_factor * scale(group) * (code - kOffset) - minimum_factor * minimum(group).
-// What a step's elements of x sum up to meets the step's minimum there: the minima of a row are the first operand of
-// one mma over F16, which holds such small numbers exactly.
+// factors for the unit: value = scale_factor * scale(group) * (code - kOffset) - minimum_factor * minimum(step). What a
+// step's elements of x sum up to meets the step's minimum: the minima of a row are the first operand of one mma over
+// F16, which holds them exactly.
 //
 // Codes are bytes without a sign, or with one where kSigned says so.
 #pragma once
@@ -27,8 +29,7 @@ namespace quantized {
 constexpr int kUnit = 256;
 constexpr int kStep = 16;
 
-// One unit of a row in shared memory, as one lane reads it. `Halves`: units may begin at two bytes past a multiple of
-// four, because their size is no multiple of four.
+// One unit of a row in shared memory, as one lane reads it. `Halves`: it may begin between multiples of four bytes.
 template <bool Halves>
 struct BlockUnit {
   const uint8_t* bytes;
@@ -42,12 +43,17 @@ struct BlockUnit {
     shift = 8 * past;
   }
 
-  // Four bytes from byte `at` on, which is known when the code is compiled.
-  __device__ __forceinline__ uint32_t word(int at) const { return word_from(words, at); }
-  // The lane's: those of byte `at` + 4 t on.
-  __device__ __forceinline__ uint32_t own_word(int at) const { return word_from(words + quad, at); }
-  __device__ __forceinline__ uint32_t byte(int at) const { return bytes[at]; }
+  // Four bytes from byte `base` + `at` on: a multiple of four, and what is known when the code is compiled.
+  __device__ __forceinline__ uint32_t word(int base, int at) const { return word_from(words + base / 4, at); }
+  // The lane's: those 4 t bytes behind.
+  __device__ __forceinline__ uint32_t own_word(int base, int at) const {
+    return word_from(words + quad + base / 4, at);
+  }
   __device__ __forceinline__ float half(int at) const { return block_half(bytes + at); }
+  // The lane's of two bytes in a row from byte `at` on.
+  __device__ __forceinline__ uint32_t own_bytes(int at) const {
+    return *reinterpret_cast<const uint16_t*>(bytes + at + 2 * quad);
+  }
 
  private:
   __device__ __forceinline__ uint32_t word_from(const uint32_t* from, int at) const {
@@ -75,8 +81,8 @@ __device__ __forceinline__ uint32_t look_up(const uint32_t (&table)[4], uint32_t
   return __byte_perm(pairs[0], pairs[1], Low ? 0x6420 : 0x7531);
 }
 
-__device__ __forceinline__ int byte_of(uint32_t word, int i) {
-  return static_cast<int>(word >> (8 * i) & 0xffu);
+__device__ __forceinline__ uint8_t byte_of(uint32_t word, int i) {
+  return static_cast<uint8_t>(word >> (8 * i));
 }
 __device__ __forceinline__ float low_half(uint32_t word) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(word & 0xffffu)));
@@ -89,78 +95,97 @@ __device__ __forceinline__ uint32_t halves_of_bytes(uint32_t bytes) {
   return *reinterpret_cast<const uint32_t*>(&halves);
 }
 
-// Of sixteen bytes, one a step, those of steps 2 t and 2 t + 1, or with Upper of 2 t + 8 and 2 t + 9.
-template <bool Upper>
-__device__ __forceinline__ uint32_t step_bytes(const uint32_t (&words)[4], int quad) {
-  return (quad < 2 ? words[2 * Upper] : words[2 * Upper + 1]) >> (quad % 2 * 16);
-}
-
 template <uint32_t Format>
 struct BlockCodes;
 
 // What the formats of 32 elements share. `Nibbles`: where the 16 bytes begin of which byte i has the codes of elements
 // i and i + 16.
-template <uint32_t Format, int Offset, int Nibbles>
+template <uint32_t Format, int Offset, int Nibbles, bool Minimum = false>
 struct SmallBlockCodes {
   static constexpr int kBytes = BlockElement<Format>::kBytes;
   static constexpr int kUnitBytes = 8 * kBytes;
-  static constexpr bool kHalves = false;
-  static constexpr bool kMinimum = false;
+  static constexpr bool kMinimum = Minimum;
   static constexpr bool kSigned = false;
   static constexpr bool kWholeScales = false;
-  static constexpr bool kStepMinima = false;
   static constexpr int kGroupSteps = 2;
   static constexpr int kOffset = Offset;
-  using Unit = BlockUnit<false>;
-
+  // A block's minimum is what is added.
+  template <typename Unit>
   struct Scales {
+    static constexpr float minimum_factor = -1.0f;
     const uint8_t* unit;
-    __device__ __forceinline__ explicit Scales(const Unit& u) : unit(u.bytes) {}
-    __device__ __forceinline__ float scale(int group) const { return block_half(unit + group * kBytes); }
-    __device__ __forceinline__ float minimum(int group) const { return -block_half(unit + group * kBytes + 2); }
+    int quad;
+    __device__ __forceinline__ explicit Scales(const Unit& u) : unit(u.bytes), quad(u.quad) {}
+    __device__ __forceinline__ float scale(int quarter, int group) const {
+      return block_half(unit + (2 * quarter + group) * kBytes);
+    }
+    template <bool Upper>
+    __device__ __forceinline__ uint32_t step_minima() const {
+      return *reinterpret_cast<const uint16_t*>(unit + (Upper ? quad + 4 : quad) * kBytes + 2) * 0x00010001u;
+    }
   };
 
-  static __device__ __forceinline__ uint32_t nibbles(const Unit& unit, int step) {
-    return unit.own_word(step / 2 * kBytes + Nibbles) >> (step % 2 * 4) & 0x0f0f0f0fu;
+  // Of a quarter's block, the first or the second.
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t own_word(const Unit& unit, int quarter, int step, int at) {
+    return unit.own_word(quarter * 2 * kBytes, step / 2 * kBytes + at);
   }
-  // The fifth bits, element i's being bit i of the four bytes from `High` of the block on.
-  static __device__ __forceinline__ uint32_t with_fifth_bit(const Unit& unit, int high, int step) {
-    const uint32_t bits = unit.word(step / 2 * kBytes + high) >> (step % 2 * 16 + 4 * unit.quad);
-    return nibbles(unit, step) | spread_bits(bits) << 4;
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t nibbles(const Unit& unit, int quarter, int step) {
+    return own_word(unit, quarter, step, Nibbles) >> (step % 2 * 4) & 0x0f0f0f0fu;
   }
-  static __device__ __forceinline__ uint32_t entries(const uint32_t (&table)[4], const Unit& unit, int step) {
-    const uint32_t codes = unit.own_word(step / 2 * kBytes + Nibbles);
+  // The fifth bits, element i's being bit i of the four bytes from `high` of the block on.
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t with_fifth_bit(const Unit& unit, int high, int quarter, int step) {
+    const uint32_t word = unit.word(quarter * 2 * kBytes, step / 2 * kBytes + high);
+    return nibbles(unit, quarter, step) | spread_bits(word >> (step % 2 * 16 + 4 * unit.quad)) << 4;
+  }
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t entries(const uint32_t (&table)[4], const Unit& unit, int quarter,
+                                                     int step) {
+    const uint32_t codes = own_word(unit, quarter, step, Nibbles);
     return step % 2 == 0 ? look_up<true>(table, codes) : look_up<false>(table, codes);
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q4_0> : SmallBlockCodes<NVB_BLOCKS_Q4_0, 8, 2> {
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) { return nibbles(unit, step); }
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return nibbles(unit, quarter, step);
+  }
 };
 
 template <>
-struct BlockCodes<NVB_BLOCKS_Q4_1> : SmallBlockCodes<NVB_BLOCKS_Q4_1, 0, 4> {
-  static constexpr bool kMinimum = true;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) { return nibbles(unit, step); }
+struct BlockCodes<NVB_BLOCKS_Q4_1> : SmallBlockCodes<NVB_BLOCKS_Q4_1, 0, 4, true> {
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return nibbles(unit, quarter, step);
+  }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q5_0> : SmallBlockCodes<NVB_BLOCKS_Q5_0, 16, 6> {
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) { return with_fifth_bit(unit, 2, step); }
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return with_fifth_bit(unit, 2, quarter, step);
+  }
 };
 
 template <>
-struct BlockCodes<NVB_BLOCKS_Q5_1> : SmallBlockCodes<NVB_BLOCKS_Q5_1, 0, 8> {
-  static constexpr bool kMinimum = true;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) { return with_fifth_bit(unit, 4, step); }
+struct BlockCodes<NVB_BLOCKS_Q5_1> : SmallBlockCodes<NVB_BLOCKS_Q5_1, 0, 8, true> {
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return with_fifth_bit(unit, 4, quarter, step);
+  }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q8_0> : SmallBlockCodes<NVB_BLOCKS_Q8_0, 0, 2> {
   static constexpr bool kSigned = true;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    return unit.own_word(step / 2 * kBytes + 2 + step % 2 * 16);
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return own_word(unit, quarter, step, 2 + step % 2 * 16);
   }
 };
 
@@ -171,27 +196,32 @@ struct BlockCodes<NVB_BLOCKS_Q8_0> : SmallBlockCodes<NVB_BLOCKS_Q8_0, 0, 2> {
 template <>
 struct BlockCodes<NVB_BLOCKS_IQ4_NL> : SmallBlockCodes<NVB_BLOCKS_IQ4_NL, 0, 2> {
   static constexpr bool kSigned = true;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
     constexpr uint32_t kTable[4] = NVB_IQ4_NL_TABLE;
-    return entries(kTable, unit, step);
+    return entries(kTable, unit, quarter, step);
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_MXFP4> : SmallBlockCodes<NVB_BLOCKS_MXFP4, 0, 1> {
   static constexpr bool kSigned = true;
+  template <typename Unit>
   struct Scales {
     const uint8_t* unit;
     __device__ __forceinline__ explicit Scales(const Unit& u) : unit(u.bytes) {}
     // Half of 2^(exponent - 127), because the table has twice the values.
-    __device__ __forceinline__ float scale(int group) const {
-      const uint32_t exponent = unit[group * kBytes];
+    __device__ __forceinline__ float scale(int quarter, int group) const {
+      const uint32_t exponent = unit[(2 * quarter + group) * kBytes];
       return __uint_as_float(exponent < 2 ? 0x00200000u << exponent : (exponent - 1) << 23);
     }
   };
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
     constexpr uint32_t kTable[4] = NVB_MXFP4_TABLE;
-    return entries(kTable, unit, step);
+    // A quarter's 34 bytes are no multiple of four.
+    const BlockUnit<true> part(unit.bytes + quarter * 2 * kBytes, unit.quad);
+    return entries(kTable, part, 0, step);
   }
 };
 
@@ -199,14 +229,11 @@ struct BlockCodes<NVB_BLOCKS_MXFP4> : SmallBlockCodes<NVB_BLOCKS_MXFP4, 0, 1> {
 template <uint32_t Format, int GroupSteps, int Offset, bool Minimum>
 struct LargeBlockCodes {
   static constexpr int kUnitBytes = BlockElement<Format>::kBytes;
-  static constexpr bool kHalves = kUnitBytes % 4 != 0;
   static constexpr bool kMinimum = Minimum;
   static constexpr bool kSigned = false;
   static constexpr bool kWholeScales = true;
-  static constexpr bool kStepMinima = Minimum;
   static constexpr int kGroupSteps = GroupSteps;
   static constexpr int kOffset = Offset;
-  using Unit = BlockUnit<kHalves>;
 };
 
 // The scales and minima of Q4_K and Q5_K, 6 bits each, eight of both in twelve bytes.
@@ -217,14 +244,17 @@ struct SixBitScales {
 
   template <typename Unit>
   __device__ __forceinline__ explicit SixBitScales(const Unit& unit) : quad(unit.quad) {
-    const uint32_t halves = unit.word(0), first = unit.word(4), second = unit.word(8), third = unit.word(12);
+    const uint32_t halves = unit.word(0, 0), first = unit.word(0, 4), second = unit.word(0, 8),
+                   third = unit.word(0, 12);
     scale_factor = low_half(halves), minimum_factor = low_half(halves >> 16);
     scales[0] = first & 0x3f3f3f3fu;
     minima[0] = second & 0x3f3f3f3fu;
     scales[1] = (third & 0x0f0f0f0fu) | (first >> 2 & 0x30303030u);
     minima[1] = (third >> 4 & 0x0f0f0f0fu) | (second >> 2 & 0x30303030u);
   }
-  __device__ __forceinline__ int scale(int group) const { return byte_of(scales[group / 4], group % 4); }
+  __device__ __forceinline__ int scale(int quarter, int group) const {
+    return byte_of((quarter < 2 ? scales[0] : scales[1]) >> (quarter % 2 * 16), group);
+  }
   // Of steps 2 t and 2 t + 1, which are one group.
   template <bool Upper>
   __device__ __forceinline__ uint32_t step_minima() const {
@@ -234,102 +264,109 @@ struct SixBitScales {
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q4_K> : LargeBlockCodes<NVB_BLOCKS_Q4_K, 2, 0, true> {
+  template <typename Unit>
   using Scales = SixBitScales;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    return unit.own_word(16 + step / 4 * 32 + step % 2 * 16) >> (step % 4 / 2 * 4) & 0x0f0f0f0fu;
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return unit.own_word(quarter * 32, 16 + step % 2 * 16) >> (step / 2 * 4) & 0x0f0f0f0fu;
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q5_K> : LargeBlockCodes<NVB_BLOCKS_Q5_K, 2, 0, true> {
+  template <typename Unit>
   using Scales = SixBitScales;
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    const uint32_t low = unit.own_word(48 + step / 4 * 32 + step % 2 * 16) >> (step % 4 / 2 * 4) & 0x0f0f0f0fu;
-    return low | (unit.own_word(16 + step % 2 * 16) >> (step / 2) & 0x01010101u) << 4;
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    const uint32_t low = unit.own_word(quarter * 32, 48 + step % 2 * 16) >> (step / 2 * 4) & 0x0f0f0f0fu;
+    return low | (unit.own_word(0, 16 + step % 2 * 16) >> (2 * quarter + step / 2) & 0x01010101u) << 4;
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q2_K> : LargeBlockCodes<NVB_BLOCKS_Q2_K, 1, 0, true> {
+  template <typename Unit>
   struct Scales {
     float scale_factor, minimum_factor;
-    uint32_t words[4];
-    int quad;
-    __device__ __forceinline__ explicit Scales(const Unit& unit) : quad(unit.quad) {
-      const uint32_t halves = unit.word(80);
+    const Unit& unit;
+    __device__ __forceinline__ explicit Scales(const Unit& u) : unit(u) {
+      const uint32_t halves = unit.word(0, 80);
       scale_factor = low_half(halves), minimum_factor = low_half(halves >> 16);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = unit.word(4 * i);
     }
-    __device__ __forceinline__ int scale(int group) const { return byte_of(words[group / 4], group % 4) & 15; }
+    __device__ __forceinline__ int scale(int quarter, int group) const {
+      return byte_of(unit.word(4 * quarter, 0), group) & 15;
+    }
     template <bool Upper>
     __device__ __forceinline__ uint32_t step_minima() const {
-      return halves_of_bytes(step_bytes<Upper>(words, quad) >> 4 & 0x0f0fu);
+      return halves_of_bytes(unit.own_bytes(8 * Upper) >> 4 & 0x0f0fu);
     }
   };
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    return unit.own_word(16 + step / 8 * 32 + step % 2 * 16) >> (step % 8 / 2 * 2) & 0x03030303u;
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    return unit.own_word(quarter / 2 * 32, 16 + step % 2 * 16) >> (quarter % 2 * 4 + step / 2 * 2) & 0x03030303u;
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q3_K> : LargeBlockCodes<NVB_BLOCKS_Q3_K, 1, 4, false> {
+  template <typename Unit>
   struct Scales {
     float scale_factor;
-    uint32_t words[4];
-    __device__ __forceinline__ explicit Scales(const Unit& unit) : scale_factor(unit.half(108)) {
-      const uint32_t first = unit.word(96), second = unit.word(100), high = unit.word(104);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        words[i] = ((i % 2 == 0 ? first : second) >> (i / 2 * 4) & 0x0f0f0f0fu) | (high >> (2 * i) & 0x03030303u) << 4;
-      }
+    const Unit& unit;
+    __device__ __forceinline__ explicit Scales(const Unit& u) : scale_factor(u.half(108)), unit(u) {}
+    __device__ __forceinline__ int scale(int quarter, int group) const {
+      const uint32_t low = unit.word(quarter % 2 * 4, 96) >> (quarter / 2 * 4) & 0x0f0f0f0fu;
+      return byte_of(low | (unit.word(0, 104) >> (2 * quarter) & 0x03030303u) << 4, group) - 32;
     }
-    __device__ __forceinline__ int scale(int group) const { return byte_of(words[group / 4], group % 4) - 32; }
   };
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    const uint32_t low = unit.own_word(32 + step / 8 * 32 + step % 2 * 16) >> (step % 8 / 2 * 2) & 0x03030303u;
-    return low | (unit.own_word(step % 2 * 16) >> (step / 2) & 0x01010101u) << 2;
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    const uint32_t low = unit.own_word(quarter / 2 * 32, 32 + step % 2 * 16) >> (quarter % 2 * 4 + step / 2 * 2);
+    const uint32_t high = unit.own_word(0, step % 2 * 16) >> (2 * quarter + step / 2);
+    return (low & 0x03030303u) | (high & 0x01010101u) << 2;
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_Q6_K> : LargeBlockCodes<NVB_BLOCKS_Q6_K, 1, 32, false> {
+  template <typename Unit>
   struct Scales {
     float scale_factor;
-    uint32_t words[4];
-    __device__ __forceinline__ explicit Scales(const Unit& unit) : scale_factor(unit.half(208)) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = unit.word(192 + 4 * i);
-    }
-    __device__ __forceinline__ int scale(int group) const {
-      return static_cast<int8_t>(byte_of(words[group / 4], group % 4));
+    const Unit& unit;
+    __device__ __forceinline__ explicit Scales(const Unit& u) : scale_factor(u.half(208)), unit(u) {}
+    __device__ __forceinline__ int scale(int quarter, int group) const {
+      return static_cast<int8_t>(byte_of(unit.word(4 * quarter, 192), group));
     }
   };
-  // Halves of 128 elements, each of four quarters of 32.
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
-    const int half = step / 8, quarter = step % 8 / 2, at = step % 2 * 16;
-    const uint32_t low = unit.own_word(half * 64 + quarter % 2 * 32 + at) >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-    return low | (unit.own_word(128 + half * 32 + at) >> (quarter * 2) & 0x03030303u) << 4;
+  // Halves of 128 elements, each of four runs of 32.
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
+    const int half = quarter / 2, at = step % 2 * 16;
+    const uint32_t low = unit.own_word(half * 64, step / 2 * 32 + at) >> (quarter % 2 * 4) & 0x0f0f0f0fu;
+    return low | (unit.own_word(half * 32, 128 + at) >> (quarter % 2 * 4 + step / 2 * 2) & 0x03030303u) << 4;
   }
 };
 
 template <>
 struct BlockCodes<NVB_BLOCKS_IQ4_XS> : LargeBlockCodes<NVB_BLOCKS_IQ4_XS, 2, 0, false> {
   static constexpr bool kSigned = true;
+  template <typename Unit>
   struct Scales {
     float scale_factor;
     uint32_t low, high;
-    __device__ __forceinline__ explicit Scales(const Unit& unit) : low(unit.word(4)) {
-      const uint32_t first = unit.word(0);
+    __device__ __forceinline__ explicit Scales(const Unit& unit) : low(unit.word(0, 4)) {
+      const uint32_t first = unit.word(0, 0);
       scale_factor = low_half(first), high = first >> 16;
     }
-    __device__ __forceinline__ int scale(int group) const {
-      return static_cast<int>((low >> (4 * group) & 15u) | (high >> (2 * group) & 3u) << 4) - 32;
+    __device__ __forceinline__ int scale(int quarter, int group) const {
+      const int at = 2 * quarter + group;
+      return static_cast<int>((low >> (4 * at) & 15u) | (high >> (2 * at) & 3u) << 4) - 32;
     }
   };
-  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int step) {
+  template <typename Unit>
+  static __device__ __forceinline__ uint32_t codes(const Unit& unit, int quarter, int step) {
     constexpr uint32_t kTable[4] = NVB_IQ4_NL_TABLE;
-    const uint32_t word = unit.own_word(8 + step / 2 * 16);
+    const uint32_t word = unit.own_word(quarter * 32, 8 + step / 2 * 16);
     return step % 2 == 0 ? look_up<true>(kTable, word) : look_up<false>(kTable, word);
   }
 };

@@ -38,6 +38,8 @@ bool fits_tensor_cores(Params p, Launch launch) {
          is_aligned16(p.weight, 0, 1) && is_aligned16(p.scales, 0, 1);
 }
 
+constexpr int64_t kMostBlocksRows = 16;
+
 struct Kernel {
   const char* name;
   bool (*fits)(Params, Launch);
@@ -135,8 +137,8 @@ constexpr Kernel kKernels[] = {
     {"linear_quantized_mma32", [](Params p, Launch l) { return p.m <= 32 && fits_tensor_cores(p, l); },
      launch_tensor_cores<Tokens::kMma32>},
     {"linear_quantized_mma64", fits_tensor_cores, launch_tensor_cores<Tokens::kMma64>},
-    {"linear_quantized_blocks", [](Params p, Launch l) { return p.m <= 16 && supports_blocks(p, l); }, launch_blocks,
-     supports_blocks},
+    {"linear_quantized_blocks", [](Params p, Launch l) { return p.m <= kMostBlocksRows && supports_blocks(p, l); },
+     launch_blocks, supports_blocks, blocks_workspace},
     {"linear_quantized_plain", [](Params, Launch) { return true; }, launch_plain},
 };
 
@@ -162,7 +164,12 @@ bool supports(int32_t index, Params params, Launch launch) {
 extern "C" size_t nvb_cuda_linear_quantized_workspace(const nvb_linear_quantized_params* params,
                                                       const nvb_launch* launch) noexcept {
   const bool runs = nvb::quantized::is_valid(*params) && params->m > 0 && params->n > 0;
-  return runs && nvb::quantized::fits_wgmma(*params, *launch) ? nvb::quantized::wgmma_workspace(*params) : 0;
+  if (!runs) return 0;
+  if (nvb_is_blocks(params->encoding)) {
+    const bool blocks = params->m <= nvb::quantized::kMostBlocksRows && launch->capability >= 80;
+    return blocks ? nvb::quantized::blocks_workspace(*params) : 0;
+  }
+  return nvb::quantized::fits_wgmma(*params, *launch) ? nvb::quantized::wgmma_workspace(*params) : 0;
 }
 
 extern "C" cudaError_t nvb_cuda_linear_quantized(const nvb_linear_quantized_params* params,

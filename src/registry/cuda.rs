@@ -175,7 +175,7 @@ pub const KERNELS: &[Kernel] = &[
         ..quantized(
             "linear_quantized_blocks",
             Limits { capability: 80, depth_multiple: 32, ..Limits::NONE },
-            "Blocks of GGUF as bytes on tensor cores, the input as three bytes a number; up to 16 tokens it leads.",
+            "Blocks of GGUF on tensor cores, a number of the input as three bytes or, of more than two tokens, in F16; up to 16 tokens it leads.",
         )
     },
     Kernel {

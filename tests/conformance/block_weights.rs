@@ -151,10 +151,20 @@ fn products_are_those_of_the_values() {
             gated: false,
             layout: PLAIN,
         };
-        // Rows of a register tile and beyond, more than a slice of K, and one block.
-        for (tokens, rows, blocks) in
-            [(1, 33, 2), (4, 16, 1), (3, 50, 8), (7, 70, 5), (16, 35, 4), (40, 33, 9), (130, 20, 3)]
-        {
+        // Rows of a register tile and beyond, more than a slice of K, one block, and rows of the weight that are too long
+        // for the input to lie in shared memory at once.
+        for (tokens, rows, blocks) in [
+            (1, 33, 2),
+            (4, 16, 1),
+            (3, 50, 8),
+            (7, 70, 5),
+            (16, 35, 4),
+            (40, 33, 9),
+            (130, 20, 3),
+            (2, 33, 60),
+            (5, 33, 61),
+            (16, 19, 64),
+        ] {
             cases.push(Case { tokens, rows, blocks: blocks * if format.elements() == 32 { 5 } else { 1 }, ..case });
         }
         for (input, output) in [(DType::F16, DType::F32), (DType::Bf16, DType::Bf16), (DType::F32, DType::F16)] {
@@ -193,11 +203,12 @@ fn products_are_those_of_the_values() {
     });
 }
 
-/// A token with an infinite element has the sums that its products have, and its neighbour those without one.
+/// A token with an infinite element has the sums that its products have, and its neighbours those without one.
 #[test]
 fn infinite_inputs() {
-    check("linear, blocks, infinite inputs", BlockFormat::ALL, |run, &format| {
-        let (tokens, rows, columns) = (2, 20, 256);
+    let cases: Vec<_> = BlockFormat::ALL.iter().flat_map(|&format| [(format, 2), (format, 5)]).collect();
+    check("linear, blocks, infinite inputs", &cases, |run, &(format, tokens)| {
+        let (rows, columns) = (20, 256);
         let data = blocks(run, format, rows, columns);
         let given = part(data.as_ptr().cast(), data.len(), rows, columns, 0);
         let weight = create(run, &[given], |desc| desc.source_format = code(format))?;

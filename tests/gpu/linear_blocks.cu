@@ -1,8 +1,8 @@
 // Products of few rows with blocks of GGUF on a device: linear_quantized_blocks against sums in f64 of the elements
 // that common/block_element.cuh decodes, and its time beside linear_quantized_plain's and beside the bytes of W.
 //
-//   linear_blocks check      every format, input type, epilogue and a few awkward shapes
-//   linear_blocks bench [m]  the products of Gemma 3 4B and Llama 3 8B, weights out of the cache
+//   linear_blocks check               every format, input type, epilogue and a few awkward shapes
+//   linear_blocks bench [m] [format]  the products of Gemma 3 4B and Llama 3 8B, weights out of the cache
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -15,6 +15,14 @@
 #include "device.h"
 #include "linear/linear_quantized_plain.cuh"
 #include "linear/sm80/linear_quantized_blocks.cuh"
+
+// The driver's functions, as src/cuda/driver.rs finds them.
+extern "C" void* nvb_driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+  return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
+}
 
 namespace {
 
@@ -121,6 +129,9 @@ void check(const Format& format, int64_t m, int64_t n, int64_t k, uint32_t dtype
     p.bias = on_device(bias), p.bias_dtype = NVB_F32;
     p.residual = on_device(residual), p.residual_dtype = NVB_F32, p.residual_stride = out;
   }
+  void* workspace = nullptr;
+  MUST(cudaMalloc(&workspace, nvb::quantized::blocks_workspace(p) + 1));
+  p.workspace = workspace;
   MUST(nvb::quantized::launch_blocks_format<Code>(p, launch));
   MUST(cudaDeviceSynchronize());
   std::vector<double> want(m * n), size(m * n);
@@ -148,9 +159,9 @@ void check(const Format& format, int64_t m, int64_t n, int64_t k, uint32_t dtype
   std::printf("%s %-7s m %3lld n %4lld k %5lld x %u%s%s: error %.1e of the sum of sizes\n", passed ? "ok  " : "FAIL",
               format.name, static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k), dtype,
               gated ? " gated" : "", extras ? " bias residual" : "", worst);
-  for (const void* data :
-       {static_cast<const void*>(weight), p.input, static_cast<const void*>(x), p.bias, p.residual,
-        static_cast<const void*>(sums), static_cast<const void*>(sizes), static_cast<const void*>(output)}) {
+  for (const void* data : {static_cast<const void*>(weight), p.input, static_cast<const void*>(x),
+                           static_cast<const void*>(workspace), p.bias, p.residual, static_cast<const void*>(sums),
+                           static_cast<const void*>(sizes), static_cast<const void*>(output)}) {
     if (data != nullptr) cudaFree(const_cast<void*>(data));
   }
 }
@@ -206,6 +217,9 @@ void bench(const Format& format, int64_t m, int64_t n, int64_t k, uint32_t dtype
     MUST(cudaMemset(input, 0x3c, m * k * 4));
     MUST(cudaMalloc(&output, m * n * 4));
     for (void* data : {weight, input, output}) owned.push_back(data);
+    p.m = m, p.k = k, p.input_dtype = dtype;
+    MUST(cudaMalloc(&p.workspace, nvb::quantized::blocks_workspace(p) + 1));
+    owned.push_back(p.workspace);
     p.input = input, p.weight = weight, p.output = output;
     p.m = m, p.n = n, p.k = k, p.input_stride = k, p.weight_stride = stride, p.output_stride = n;
     p.input_dtype = dtype, p.output_dtype = NVB_F32, p.encoding = Code;
@@ -224,6 +238,7 @@ void check_format(const Format& format, const nvb_launch& launch) {
     for (const int64_t m : {1, 3, 8, 17, 33}) {
       check<Code>(format, m, 130, 2560, dtype, false, false, launch);
       check<Code>(format, m, 33, format.elements == 32 ? 1152 : 1280, dtype, false, m == 8, launch);
+      check<Code>(format, m, 32, format.elements == 32 ? 1184 : 2560, dtype, false, false, launch);
     }
     check<Code>(format, 2, 48, 10240, dtype, true, true, launch);
     check<Code>(format, 1, 2, 256, dtype, true, false, launch);
@@ -243,9 +258,11 @@ void bench_format(const Format& format, int64_t m, const nvb_launch& launch) {
   for (const auto& shape : shapes) bench<Code>(format, m, shape[0], shape[1], dtype, launch);
 }
 
+// All formats, or the one of this name.
 template <typename Each>
-void each_format(Each&& each) {
+void each_format(const std::string& name, Each&& each) {
   for (const Format& format : kFormats) {
+    if (!name.empty() && name != format.name) continue;
     nvb::with_block_format(format.code, [&](auto code) {
       each(format, code);
       return cudaSuccess;
@@ -262,10 +279,15 @@ int main(int argc, char** argv) {
   const nvb_launch launch = gpu::device_launch(stream);
   if (mode == "bench") {
     const int64_t m = argc > 2 ? std::atoi(argv[2]) : 1;
-    each_format([&](const Format& format, auto code) { bench_format<decltype(code)::value>(format, m, launch); });
+    const std::string name = argc > 3 ? argv[3] : "";
+    each_format(name, [&](const Format& format, auto code) { bench_format<decltype(code)::value>(format, m, launch); });
     return 0;
   }
-  each_format([&](const Format& format, auto code) { check_format<decltype(code)::value>(format, launch); });
+  nvb_launch older = launch;
+  older.capability = 80;  // its kernels copy weights in another way
+  for (const nvb_launch& each : {launch, older}) {
+    each_format("", [&](const Format& format, auto code) { check_format<decltype(code)::value>(format, each); });
+  }
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -10,7 +10,7 @@ if [ -x "$nvcc" ]; then
   # A toolkit out of packages has its libraries beside bin/, and not all of them.
   libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
   "$nvcc" -std=c++17 -O3 --expt-relaxed-constexpr -Icsrc -Itests/gpu -gencode "arch=${ARCH:-compute_90a,code=sm_90a}" \
-    tests/gpu/linear_blocks.cu csrc/common/linear_epilogue.cu -cudadevrt none "-L$libraries" -o "$program"
+    tests/gpu/linear_blocks.cu csrc/common/linear_epilogue.cu csrc/common/shared_limit.cu csrc/linear/sm80/linear_quantized_blocks_input.cu -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidiactl ]; then exec "$program" "$@"; fi
 echo "$program is built; there is no GPU to run it"
