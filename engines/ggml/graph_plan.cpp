@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "operations.hpp"
 #include "own_memory.hpp"
 #include "packed_weights.hpp"
 #include "tensor.hpp"
@@ -218,12 +219,14 @@ void GraphPlan::find_narrow(const Host& host) {
     if (!is_stack && (works_[place].kind != Work::Kind::Node || host.op(node) != Op::MatMul)) continue;
     const Tensor &weight = *node.source[0], &input = *node.source[1];
     const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
-    if ((!is_half && !device_->packed().holds(weight.data)) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
+    const bool is_rounded =
+        device_->packed().holds(weight.data) || (is_quantized(weight.type) && rounds_input_of_blocks(*device_, node));
+    if ((!is_half && !is_rounded) || weight.ne[2] != 1 || weight.ne[3] != 1) continue;
     if (!has_rows(weight) || node.parameters[0] == PRECISION_F32 || !is_contiguous(input)) continue;
     const auto root = roots.find(&input);
     const size_t count = is_stack ? works_[place].stack.products.size() : 1;
     std::vector<Reader>& all = readers[root == roots.end() ? &input : root->second];
-    // Packed weights take inputs of either type; BF16 holds what F32 activations do.
+    // Packed weights and blocks take inputs of either type; BF16 holds what F32 activations do.
     all.insert(all.end(), count, {place, is_half ? weight.type : static_cast<int32_t>(TYPE_BF16)});
   }
 

@@ -30,6 +30,9 @@ bool is_packed(const Step& step, const Tensor& weight) {
 
 // Up to so many rows the kernels of the f32 units keep up with memory.
 constexpr int64_t kMostRowsInF32 = 8;
+// Up to so many rows of F32 a product with blocks takes no longer than of 16 bits, because a tensor core multiplies
+// eight columns and a number of F32 makes two.
+constexpr int64_t kMostRowsOfBlocksInF32 = 4;
 // The type in which the library multiplies the input: of a float weight F32 or the weight's. On a GPU tensor cores have
 // the latter alone.
 int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input) {
@@ -37,7 +40,11 @@ int32_t input_type(const Step& step, const Tensor& node, const Tensor& weight, c
     const bool keeps = node.parameters[0] == PRECISION_F32 || input.type != TYPE_F32;
     return keeps || !step.device.rounds_to_halves() ? input.type : static_cast<int32_t>(TYPE_BF16);
   }
-  if (is_quantized(weight.type) || input.type == weight.type) return input.type;
+  if (is_quantized(weight.type)) {
+    return rounds_input_of_blocks(step.device, node) && input.type == TYPE_F32 ? static_cast<int32_t>(TYPE_BF16)
+                                                                               : input.type;
+  }
+  if (input.type == weight.type) return input.type;
   const bool is_half = weight.type == TYPE_F16 || weight.type == TYPE_BF16;
   const bool rounds = step.device.rounds_to_halves() && is_half && node.parameters[0] != PRECISION_F32 &&
                       input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsInF32;
@@ -59,21 +66,16 @@ Tensor input_for(Step& step, const Tensor& node, const Tensor& weight, const Ten
   return input_as(step, input, input_type(step, node, weight, input));
 }
 
-// From so many rows on a GPU multiplies decoded weights: its kernels for blocks decode them anew for every ten rows, or
-// for as many as have room in shared memory. Of rows of 14,336 elements there are two: 16 of them by 4096 x 14336 in
-// Q4_K took 154 us on an H200, in Q6_K 210.
+// From so many rows on a GPU multiplies decoded weights: its kernels for blocks take no more at a time.
 constexpr int64_t kLeastRowsToDecode = 17;
-constexpr int64_t kLeastLongRowsToDecode = 9;
-constexpr int64_t kLongElements = int64_t{1} << 17;  // of all those rows
 // Elements that are decoded at a time: 64 MiB, of which a part stays in L2 for its product.
 constexpr int64_t kMostDecoded = int64_t{1} << 25;
 
 bool is_worth_decoding(const Step& step, const Tensor& weight, const Tensor& input, const Tensor& node) {
   const int64_t rows = input.ne[1] * input.ne[2] * input.ne[3];
-  const bool many =
-      rows >= kLeastRowsToDecode || (rows >= kLeastLongRowsToDecode && rows * weight.ne[0] >= kLongElements);
   return step.device.rounds_to_halves() && is_quantized(weight.type) && weight.ne[2] == 1 && weight.ne[3] == 1 &&
-         rows_fold(input) && rows_fold(node) && many && node.parameters[0] != PRECISION_F32 && !is_packed(step, weight);
+         rows_fold(input) && rows_fold(node) && rows >= kLeastRowsToDecode && node.parameters[0] != PRECISION_F32 &&
+         !is_packed(step, weight);
 }
 
 Weight weight_at(const Step& step, const Tensor& weight, int64_t w2, int64_t w3, int64_t rows) {
@@ -133,6 +135,12 @@ int32_t expert_input_type(const Step& step, const Tensor& node, const Tensor& we
 }
 
 }  // namespace
+
+bool rounds_input_of_blocks(const DeviceState& device, const Tensor& node) {
+  const Tensor& input = *node.source[1];
+  return device.rounds_to_halves() && node.parameters[0] != PRECISION_F32 &&
+         input.ne[1] * input.ne[2] * input.ne[3] > kMostRowsOfBlocksInF32;
+}
 
 bool mat_mul(Step& step, const Tensor& node) {
   const Tensor& weight = *node.source[0];

@@ -59,6 +59,9 @@ nvb_status block_rows(const Step& step, const nvb_tensor& floats, const nvb_bloc
 // Queues a conversion of a tensor of floats or of blocks to floats of the same extents.
 nvb_status convert(const Step& step, const Tensor& from, const nvb_tensor& to);
 
+// Whether a product with blocks that are not packed rounds an F32 input to BF16.
+bool rounds_input_of_blocks(const DeviceState& device, const Tensor& node);
+
 // Each false if it cannot do the node. `step` has the status of what was queued.
 bool add_id(Step& step, const Tensor& node);
 bool arg_max(Step& step, const Tensor& node);
