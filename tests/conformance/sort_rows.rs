@@ -123,7 +123,7 @@ fn sort_rows() {
                 cases.push(Case { order, content, shape: [1, 1, 2, columns], count, ..CASE });
             }
         }
-        for columns in [1, 2, 3, 31, 32, 33, 64, 65, 255, 1023, 1024, 1025, 2049] {
+        for columns in [1, 2, 3, 31, 32, 33, 64, 65, 255, 256, 257, 1023, 1024, 1025, 2049] {
             for content in [Content::Ties, Content::Special] {
                 cases.push(Case { order, content, shape: [1, 2, 1, columns], count: columns, ..CASE });
             }
