@@ -238,7 +238,7 @@ void check_format(const Format& format, const nvb_launch& launch) {
     for (const int64_t m : {1, 3, 8, 17, 33}) {
       check<Code>(format, m, 130, 2560, dtype, false, false, launch);
       check<Code>(format, m, 33, format.elements == 32 ? 1152 : 1280, dtype, false, m == 8, launch);
-      check<Code>(format, m, 32, format.elements == 32 ? 1184 : 2560, dtype, false, false, launch);
+      check<Code>(format, m, 32, format.elements == 32 ? 1216 : 2560, dtype, false, false, launch);
     }
     check<Code>(format, 2, 48, 10240, dtype, true, true, launch);
     check<Code>(format, 1, 2, 256, dtype, true, false, launch);
