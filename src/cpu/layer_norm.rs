@@ -1,5 +1,6 @@
 //! Layer normalisation with the residual addition in front of it; the formulas are in `ops/layer_norm.rs`.
 
+use super::mean::{mean, mean_square, ADDITIONS};
 use super::norm::{norm, RowNorm};
 use super::row::{vectors, Row};
 use super::threads::Threads;
@@ -37,14 +38,12 @@ impl RowNorm for LayerNorm {
         }
         let Some(output) = self.output else { return };
         let output = Row::of(&output, row);
+        // A row that one sum may collect is not read again for its mean, which would show in its time.
+        let short = columns <= ADDITIONS * S::LANES;
+        let mean = if short { S::sum(total) / columns as f32 } else { mean::<S>(sum, columns) };
         // The variance is that of the differences, without the cancellation of E[s²] − mean².
-        let mean = S::splat(S::sum(total) / columns as f32);
-        let mut squares = S::zero();
-        for (at, lanes) in vectors::<S>(columns) {
-            let difference = S::first(lanes, S::sub(sum.load::<S>(at, lanes), mean), S::zero());
-            squares = S::fma(difference, difference, squares);
-        }
-        let inverse = S::splat(1.0 / (S::sum(squares) / columns as f32 + self.epsilon).sqrt());
+        let variance = mean_square::<S>(sum, columns, mean);
+        let (mean, inverse) = (S::splat(mean), S::splat(1.0 / (variance + self.epsilon).sqrt()));
         for (at, lanes) in vectors::<S>(columns) {
             let mut value = S::mul(S::sub(sum.load::<S>(at, lanes), mean), inverse);
             if let Some(weight) = self.weight {

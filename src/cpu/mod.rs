@@ -24,6 +24,7 @@ pub mod linear_quantized_input;
 mod linear_quantized_output;
 mod machine;
 pub mod matmul;
+mod mean;
 mod memory;
 mod norm;
 mod outer_tile;

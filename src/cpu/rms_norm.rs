@@ -1,5 +1,6 @@
 //! RMS normalisation with the residual additions around it; the formulas are in `ops/rms_norm.rs`.
 
+use super::mean::mean_square;
 use super::norm::{norm, RowNorm};
 use super::quantized_rows;
 use super::row::{vectors, Row};
@@ -66,20 +67,5 @@ impl RowNorm for RmsNorm {
 
 #[inline(always)]
 unsafe fn inverse_rms<S: Simd>(op: &RmsNorm, row: Row) -> f32 {
-    let squares = sum_of_squares::<S>(row, op.input.columns);
-    1.0 / (squares / op.input.columns as f32 + op.epsilon).sqrt()
-}
-
-/// Σ x² in f32.
-///
-/// # Safety
-/// The CPU has `S`; the row is readable.
-#[inline(always)]
-pub unsafe fn sum_of_squares<S: Simd>(row: Row, columns: usize) -> f32 {
-    let mut sum = S::zero();
-    for (at, lanes) in vectors::<S>(columns) {
-        let value = row.load::<S>(at, lanes);
-        sum = S::fma(value, value, sum);
-    }
-    S::sum(sum)
+    1.0 / (mean_square::<S>(row, op.input.columns, 0.0) + op.epsilon).sqrt()
 }

@@ -1,6 +1,6 @@
 //! q/k norm, rotation and the append to the KV cache; the formulas are in `ops/rope.rs`.
 
-use super::rms_norm::sum_of_squares;
+use super::mean::mean_square;
 use super::row::{for_rows, integers, vectors, Row};
 use super::threads::Threads;
 use crate::error::{Error, Result};
@@ -193,8 +193,7 @@ unsafe fn copy<S: Simd>(from: Row, to: Row, count: usize) {
 unsafe fn rotate<S: Simd>(op: &Rope, input: Row, norm: Option<&Tensor>, angles: &Angles, scale: f32, output: Row) {
     let mut source = input;
     if let Some(weight) = norm {
-        let mean = sum_of_squares::<S>(input, op.head_dim) / op.head_dim as f32;
-        let inverse = S::splat(1.0 / (mean + op.epsilon).sqrt());
+        let inverse = S::splat(1.0 / (mean_square::<S>(input, op.head_dim, 0.0) + op.epsilon).sqrt());
         let (weight, offset) = (Row::vector(weight), S::splat(op.weight_offset));
         for (at, lanes) in vectors::<S>(op.head_dim) {
             let factor = S::add(offset, weight.load::<S>(at, lanes));
