@@ -5,9 +5,8 @@
 // A unit is 256 elements of a row: one block of the K formats, eight of the others. It has four quarters of four steps,
 // and a step has 16 elements, of which the quad's lane t has 4 t ..+3, whose codes are the bytes of one word. Every
 // format stores four neighbours in four neighbouring bytes or fields of four, so a word of codes is one or two words of
-// the block, shifted and masked. Quarters look alike: their number is known when the code runs, that of a step in its
-// quarter when it is compiled. (With all steps of a unit written out, warps of an H200 waited longest for
-// instructions.)
+// the block, shifted and masked. Quarters look alike, so that a kernel may loop over them: only the
+// number of a step in its quarter has to be known when the code is compiled.
 //
 //   value = scale(group) * (code - kOffset) - minimum(step),  a group being kGroupSteps steps
 //
@@ -109,6 +108,7 @@ struct SmallBlockCodes {
   static constexpr bool kWholeScales = false;
   static constexpr int kGroupSteps = 2;
   static constexpr int kOffset = Offset;
+
   // A block's minimum is what is added.
   template <typename Unit>
   struct Scales {

@@ -11,11 +11,12 @@
 // with minima, the sums of x lie there too, and one mma over F16 multiplies them for a whole unit. Of long rows, x lies
 // there a slice of its units at a time.
 //
-// W: a team of warps has 16 rows at a time; its warps divide the units and copy them, 16 bytes at a time, into rings of
-// their own, the units of the next rows too. A unit's place in the ring is an odd number of 16 bytes, so that the eight
-// rows that a load of a warp touches lie in different banks. What the warps of a team have summed up for several times
-// 16 rows waits in shared memory until all of them have come. Shared memory: x, a scale for each unit and column, the
-// sums and the rings, as block_product_plan.cuh adds up. Registers: 80 a thread, 168 for many columns.
+// W: a team of warps has 16 rows at a time; its warps divide the units and have them copied into rings of their own
+// (block_product_copy.cuh), the units of the next rows too. A unit's place in the ring is an odd number of 16 bytes, so
+// that the eight rows that a load of a warp touches lie in different banks. What the warps of a team have summed up for
+// several times 16 rows waits in shared memory until all of them have come. Shared memory: x, a scale for each unit and
+// column, the sums and the rings, as block_product_plan.cuh adds up. Registers: 80 a thread, of up to 16 columns 128,
+// of more 168.
 #pragma once
 
 #include "block_product_bytes.cuh"

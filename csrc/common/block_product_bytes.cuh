@@ -7,6 +7,7 @@
 #pragma once
 
 #include "block_product_plan.cuh"
+#include "block_product_sums.cuh"
 #include "mma.cuh"
 #include "mma_bytes.cuh"
 
@@ -85,6 +86,7 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kBytes>, const Un
       }
     }
   };
+  // All quarters, because a loop over them took one row longer: an instruction of one hides behind those of another.
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {
 #pragma unroll
@@ -115,25 +117,15 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kBytes>, const Un
     }
   }
   uint32_t minima[4] = {};
-  if constexpr (Codes::kMinimum) {
-    minima[0] = scales[0].template step_minima<false>(), minima[1] = scales[1].template step_minima<false>();
-    minima[2] = scales[0].template step_minima<true>(), minima[3] = scales[1].template step_minima<true>();
-  }
+  load_minima<Codes>(scales, minima);
 #pragma unroll
   for (int tile = 0; tile < Tiles; ++tile) {
-    const float2 inverse = *reinterpret_cast<const float2*>(inverses + 8 * tile);
     float minima_sums[4] = {};
     if constexpr (Codes::kMinimum) {
       const uint2 step = *reinterpret_cast<const uint2*>(x[tile] + step_sums);
       mma_m16n8k16<__half>(minima_sums, minima, step.x, step.y);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float sum = static_cast<float>(unit_sums[tile][i]);
-      if constexpr (kWhole) sum *= scales[i / 2].scale_factor;
-      if constexpr (Codes::kMinimum) sum = fmaf(-scales[i / 2].minimum_factor, minima_sums[i], sum);
-      sums[tile][i] = fmaf(i % 2 ? inverse.y : inverse.x, sum, sums[tile][i]);
-    }
+    add_unit<Codes>(scales, unit_sums[tile], minima_sums, 1.0f, inverses + 8 * tile, sums[tile]);
   }
 }
 

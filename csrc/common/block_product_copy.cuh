@@ -4,12 +4,13 @@
 #include "block_product_plan.cuh"
 #include "cluster.cuh"
 #include "mma_bytes.cuh"
+#include "wgmma_ss.cuh"
 
 namespace nvb {
 namespace quantized {
 namespace blocks {
 
-// Whether the code of such copies is made for the architecture at hand.
+// Whether the architecture at hand has code for such copies. A device that has none is not asked for them (hopper.h).
 template <Copies Copy>
 __device__ constexpr bool is_made() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -34,7 +35,7 @@ struct UnitCopy<Format, Copies::kAsync> {
   int place;
   int row_bytes;
   int at_end_from;
-  uint32_t address;  // its end
+  uint32_t address;  // the low bits of `weight`'s
   const uint8_t* rows[2];
   bool at_end;
 
@@ -171,11 +172,7 @@ struct UnitCopy<Format, Copies::kTensor> {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x % 32 != 0) return;
     barrier_expect(barrier, stage_bytes);
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(to)),
-        "l"(map), "r"(element_of(unit)), "r"(row), "r"(shared_address(barrier))
-        : "memory");
+    tensor_copy(to, map, element_of(unit), row, barrier);
 #endif
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "block_product_plan.cuh"
+#include "block_product_sums.cuh"
 #include "mma.cuh"
 
 namespace nvb {
@@ -42,6 +43,7 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kHalves>, const U
   using Scales = typename Codes::template Scales<Unit>;
   const Scales scales[2] = {Scales(units[0]), Scales(units[1])};
   float unit_sums[Tiles][4] = {};
+  // A loop: with all quarters written out, two tiles of columns spilled registers.
 #pragma unroll 1
   for (int quarter = 0; quarter < 4; ++quarter) {
     uint4 b[Tiles];
@@ -75,26 +77,16 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kHalves>, const U
     }
   }
   uint32_t minima[4] = {};
-  if constexpr (Codes::kMinimum) {
-    minima[0] = scales[0].template step_minima<false>(), minima[1] = scales[1].template step_minima<false>();
-    minima[2] = scales[0].template step_minima<true>(), minima[3] = scales[1].template step_minima<true>();
-  }
+  load_minima<Codes>(scales, minima);
 #pragma unroll
   for (int tile = 0; tile < Tiles; ++tile) {
-    const float2 inverse = *reinterpret_cast<const float2*>(inverses + 8 * tile);
     float minima_sums[4] = {};
     if constexpr (Codes::kMinimum) {
       const uint4 step = *reinterpret_cast<const uint4*>(x[tile] + step_sums);
       begin_mma(minima_sums, minima, step.z, step.w);
       mma_m16n8k16<__half>(minima_sums, minima, step.x, step.y);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float sum = unit_sums[tile][i];
-      if constexpr (Codes::kWholeScales) sum *= scales[i / 2].scale_factor;
-      if constexpr (Codes::kMinimum) sum = fmaf(-kSumsOver * scales[i / 2].minimum_factor, minima_sums[i], sum);
-      sums[tile][i] = fmaf(i % 2 ? inverse.y : inverse.x, sum, sums[tile][i]);
-    }
+    add_unit<Codes>(scales, unit_sums[tile], minima_sums, kSumsOver, inverses + 8 * tile, sums[tile]);
   }
 }
 

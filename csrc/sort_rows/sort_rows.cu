@@ -14,8 +14,8 @@
 //
 //   kernel         block           work
 //   rank_columns   a thread a key  a short row
-//   sort_chunks    512 threads     a chunk of a row: keys, sort, its first keys to the workspace or their columns to
-//   the output merge_lists    256 threads     a key each: from a list to its place in the list of two
+//   sort_chunks    512 threads     a chunk of a row: its first keys to the workspace, or their columns to the output
+//   merge_lists    256 threads     a key each: from a list to its place in the list of two
 #include <algorithm>
 #include <utility>
 

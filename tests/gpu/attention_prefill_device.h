@@ -8,14 +8,7 @@
 
 #include "attention_prefill_cases.h"
 #include "device.h"
-
-// The library finds the driver by itself (csrc/driver); here the runtime does.
-extern "C" void* nvb_driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
-  return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
-}
+#include "driver_function.h"
 
 namespace attention_device {
 

@@ -20,14 +20,7 @@
 #include "attention/sm90/attention_prefill_wgmma.cuh"
 #include "attention/sm90/attention_prefill_wgmma_launch.h"
 #include "device.h"
-
-// The library finds the driver by itself (csrc/driver); here the runtime does.
-extern "C" void* nvb_driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
-  return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
-}
+#include "driver_function.h"
 
 namespace {
 

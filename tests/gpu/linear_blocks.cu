@@ -13,16 +13,9 @@
 #include <vector>
 
 #include "device.h"
+#include "driver_function.h"
 #include "linear/linear_quantized_plain.cuh"
 #include "linear/sm80/linear_quantized_blocks.cuh"
-
-// The driver's functions, as src/cuda/driver.rs finds them.
-extern "C" void* nvb_driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
-  return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? function : nullptr;
-}
 
 namespace {
 
