@@ -25,11 +25,15 @@ library=$work/target/release/libnvbackend.so
 
 # A new function breaks nobody, and a struct may grow at its end, because struct_size tells the library which one it got.
 # Every line of the report must be one that says so; abidiff's own suppressions also hide a field that changes its type.
+# abidiff 2.4 finds that the empty arrays of opaque structs differ from themselves as a dump has them, and asks to be told;
+# what it says around that is nothing where nothing else follows.
 grown_at_end='
   /^$/ || /^Functions changes summary: 0 Removed, / || /^Variables changes summary: 0 Removed, 0 Changed, / { next }
   /functions? with some indirect sub-type change:$/ || /has some indirect sub-type changes:$/ { next }
   /parameter [0-9]+ of type .* has sub-type changes:$/ || /in pointed to type .*:$/ || /data member insertions?:$/ { next }
   /type size changed from [0-9]+ to [0-9]+ \(in bits\)$/ { size = $5; next }
+  /type size hasn.t changed$/ || /[0-9]+ data member changes?:$/ || /type of .* changed:$/ { next }
+  /.u8 _private\[\]. has \*some\* difference - please report as a bug$/ { next }
   match($0, /at offset [0-9]+ \(in bits\)/) { split(substr($0, RSTART), word, " "); if (word[3] + 0 >= size + 0) next }
   { broken = 1 }
   END { exit broken }'
