@@ -93,6 +93,9 @@ struct nvb_attention_prefill_params {
   // last sequence's last one, and the query heads, or one where mask_head_stride is 0: rows * heads * 2 words for every
   // 32 tiles of the longest sequence's keys. Null: no tile is left out.
   uint32_t* mask_tiles;
+  // Scratch of kernels whose shape names it; null: they do without. Counters are 0 between launches.
+  float* partial;
+  uint32_t* counters;
   const int32_t* query_starts;      // [sequences + 1], rows
   const int32_t* kv_starts;         // [sequences + 1], rows of key and value; null: kv_lengths has the lengths
   const int32_t* kv_lengths;        // [sequences]
@@ -147,6 +150,8 @@ struct nvb_attention_prefill_params {
   // rows further on. Kernels whose shape has tile_rows take more than one. 0: one.
   int32_t parts;
   int32_t part_rows;
+  int32_t one_order;  // 1: the sums of a row are in an order that does not depend on the other rows
+  uint32_t reserved;  // 0
   nvb_kv_placement placement;
   nvb_attention_sequence sequence[NVB_ATTENTION_MAX_SEQUENCES];
 };
@@ -305,6 +310,8 @@ struct nvb_attention_prefill_shape {
   int32_t tile_rows;
   int32_t tile_keys;
   int32_t finds_mask_tiles;  // 0 or 1: with mask_tiles it leaves out tiles of keys that no row of a tile sees
+  int32_t partial_bytes;     // that make the kernel faster as scratch `partial`, and as many
+  int32_t counters;
 };
 
 // How a decode kernel divides its work: what a plan is made from.

@@ -6,6 +6,7 @@
 #include "../common/fp8.cuh"
 #include "attention_prefill_fp8.h"
 #include "attention_prefill_wgmma.h"
+#include "sm80/attention_prefill_masked_division.h"
 #include "sm80/attention_prefill_mma.cuh"
 
 namespace nvb {
@@ -98,9 +99,15 @@ bool prefill_masked(const nvb_attention_prefill_params& p, const nvb_launch& lau
   }
   if (p.mask_dtype == NVB_I32 && p.mask != nullptr) return false;
   if (p.value_dim != p.head_dim || (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)) return false;
-  return is_aligned16(p.key, p.key_sequence_stride, 2) && is_aligned16(p.key, p.key_head_stride, 2) &&
-         is_aligned16(p.key, p.key_token_stride, 2) && is_aligned16(p.value, p.value_sequence_stride, 2) &&
-         is_aligned16(p.value, p.value_head_stride, 2) && is_aligned16(p.value, p.value_token_stride, 2);
+  if (!is_aligned16(p.key, p.key_sequence_stride, 2) || !is_aligned16(p.key, p.key_head_stride, 2) ||
+      !is_aligned16(p.key, p.key_token_stride, 2) || !is_aligned16(p.value, p.value_sequence_stride, 2) ||
+      !is_aligned16(p.value, p.value_head_stride, 2) || !is_aligned16(p.value, p.value_token_stride, 2)) {
+    return false;
+  }
+  const masked::Scratch scratch = masked::scratch_of(p, launch);
+  shape.partial_bytes = static_cast<int32_t>(scratch.partial_bytes);
+  shape.counters = static_cast<int32_t>(scratch.counters);
+  return true;
 }
 
 cudaError_t launch_masked(const PrefillArguments& arguments, int, const nvb_launch& launch) {
@@ -134,7 +141,8 @@ bool has_few_rows(const nvb_attention_prefill_params& p) {
 
 bool prefill_wgmma(const nvb_attention_prefill_params& p, const nvb_launch& launch,
                    nvb_attention_prefill_shape& shape) {
-  if (p.mask != nullptr && prefill_masked(p, launch, shape) && has_few_rows(p)) return false;
+  nvb_attention_prefill_shape masked_shape;
+  if (p.mask != nullptr && prefill_masked(p, launch, masked_shape) && has_few_rows(p)) return false;
   return nvb_cuda_attention_prefill_wgmma_supports(&p, &launch, &shape) != 0;
 }
 

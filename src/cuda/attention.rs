@@ -52,6 +52,8 @@ pub(super) struct PrefillParams {
     slopes: *const c_void,
     tree_parents: *const c_void,
     mask_tiles: *mut c_void,
+    partial: *mut c_void,
+    counters: *mut c_void,
     pub query_starts: *const c_void,
     kv_starts: *const c_void,
     kv_lengths: *const c_void,
@@ -103,6 +105,8 @@ pub(super) struct PrefillParams {
     dropout_scale: f32,
     pub parts: i32,
     pub part_rows: i32,
+    pub one_order: i32,
+    reserved: u32,
     placement: KvPlacement,
     sequence: [Sequence; MAX_SEQUENCES],
 }
@@ -270,6 +274,7 @@ pub(super) fn launch_prefill(
     mut params: PrefillParams,
     stream: RawHandle,
 ) -> Result<()> {
+    params.one_order = executor.batch_invariant.into();
     let scratch = executor.scratch(stream);
     // Where the workspace that the caller has set is too small, the keys stay in one part and no tile is left out.
     let workspace = plan.workspace(op);
@@ -281,6 +286,10 @@ pub(super) fn launch_prefill(
         let start = scratch.get(WorkspaceUse::Kernel, workspace.of(WorkspaceUse::Kernel))?;
         if plan.mask_tile_bytes > 0 {
             params.mask_tiles = start.wrapping_byte_add(plan.partial_bytes(op));
+        }
+        if plan.counters > 0 {
+            params.partial = start;
+            params.counters = scratch.get(WorkspaceUse::Counters, workspace.of(WorkspaceUse::Counters))?;
         }
         if plan.parts > 1 && launch_parts(executor, op, plan, &mut params, start, stream)? {
             return Ok(());
@@ -378,6 +387,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         slopes: vector_of(op.terms.slopes),
         tree_parents: vector_of(op.tree.map(|tree| tree.parents())),
         mask_tiles: std::ptr::null_mut(),
+        partial: std::ptr::null_mut(),
+        counters: std::ptr::null_mut(),
         query_starts: numbers(|lengths| lengths.query_starts),
         kv_starts: numbers(|lengths| lengths.key_starts),
         kv_lengths: numbers(|lengths| lengths.kv_lengths),
@@ -429,6 +440,8 @@ pub(super) fn prefill_params(op: &AttentionPrefill) -> PrefillParams {
         dropout_scale: op.dropout.map_or(1.0, |dropout| dropout.scale),
         parts: 1,
         part_rows: 0,
+        one_order: 0,
+        reserved: 0,
         placement: KvPlacement::of(&op.key, &op.value),
         sequence: [Sequence::default(); MAX_SEQUENCES],
     }

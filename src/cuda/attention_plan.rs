@@ -36,6 +36,8 @@ struct PrefillShape {
     tile_rows: i32,
     tile_keys: i32,
     finds_mask_tiles: i32,
+    partial_bytes: i32,
+    counters: i32,
 }
 
 /// `nvb_attention_decode_shape` of csrc/attention/attention.h.
@@ -112,6 +114,9 @@ pub(super) struct PrefillPlan {
     pub parts: usize,
     /// Workspace of the tiles of keys that a mask of bits leaves out.
     pub mask_tile_bytes: usize,
+    /// Workspace in which blocks of the kernel that share keys meet, and its counters.
+    pub meeting_bytes: usize,
+    pub counters: usize,
 }
 
 impl PrefillPlan {
@@ -133,6 +138,7 @@ impl PrefillPlan {
         }
         let launch = executor.launch_attention_on(RawHandle::NULL);
         let mut shape = PrefillShape::default();
+        params.one_order = executor.batch_invariant.into();
         let mut supports = |row: i32| {
             if op.lengths.is_some() {
                 // SAFETY: as below.
@@ -149,19 +155,25 @@ impl PrefillPlan {
         let parts = if executor.batch_invariant { 1 } else { parts(op, &shape, &launch) };
         let heads_per_group = heads_per_group(op, launch.l2_bytes as usize) as i32;
         let mask_tile_bytes = mask_tile_bytes(op, &shape);
-        Some(PrefillPlan { row, rows, heads_per_group, parts, mask_tile_bytes })
+        // Of more sequences than a launch takes, the shape is that of the last launch.
+        let meets = op.sequences.len() <= MAX_SEQUENCES;
+        let [meeting_bytes, counters] =
+            [shape.partial_bytes, shape.counters].map(|count| if meets { count as usize } else { 0 });
+        Some(PrefillPlan { row, rows, heads_per_group, parts, mask_tile_bytes, meeting_bytes, counters })
     }
 
     /// Without workspace: with the keys of each tile of rows in one piece.
     pub fn whole(self) -> PrefillPlan {
-        PrefillPlan { parts: 1, mask_tile_bytes: 0, ..self }
+        PrefillPlan { parts: 1, mask_tile_bytes: 0, meeting_bytes: 0, counters: 0, ..self }
     }
 
-    /// The parts' outputs and sums, and behind them what `mask_tile_bytes` is for.
+    /// The parts' outputs and sums, and behind them what `mask_tile_bytes` is for, or what `meeting_bytes` is for.
     pub fn workspace(&self, op: &AttentionPrefill) -> Workspace {
-        match self.partial_bytes(op) + self.mask_tile_bytes {
+        match self.partial_bytes(op) + self.mask_tile_bytes + self.meeting_bytes {
             0 => Workspace::none(),
-            bytes => Workspace::none().with(WorkspaceUse::Kernel, bytes),
+            bytes => Workspace::none()
+                .with(WorkspaceUse::Kernel, bytes)
+                .with(WorkspaceUse::Counters, self.counters * size_of::<u32>()),
         }
     }
 

@@ -269,6 +269,25 @@ fn masks() {
     check("attention_prefill with a mask", &variants(&cases), dense);
 }
 
+/// Few rows of which more blocks share the keys than a cluster has, and then meet in memory: with one KV head and with some, and
+/// batches of which each sequence has blocks of its own.
+#[test]
+fn masks_over_many_keys() {
+    let mut cases = Vec::new();
+    let shapes =
+        [(1, 1, (4, 1), 128), (1, 3, (6, 2), 64), (1, 1, (8, 4), 256), (2, 1, (3, 1), 128), (1, 9, (4, 1), 64)];
+    for (i, (batch, rows, heads, dim)) in shapes.into_iter().enumerate() {
+        let masked = Masked::By(batch > 1, false, true, i);
+        for (kv, mask_dtype) in [(DType::F16, DType::F16), (DType::Bf16, DType::F32)] {
+            let dtypes = ([DType::F32, kv][i % 2], kv, DType::F32);
+            let soft_cap = if i == 2 { 30.0 } else { 0.0 };
+            let of = Case { batch, rows, keys: 9_001, heads, dims: (dim, 0), causal: false, soft_cap, ..case() };
+            cases.push(Case { dtypes, masked, mask_dtype, ..of });
+        }
+    }
+    check("attention_prefill with a mask over many keys", &cases, dense);
+}
+
 /// Queries, keys and values in FP8, and wider queries over keys and values in FP8.
 #[test]
 fn fp8() {

@@ -17,7 +17,7 @@ if [ -x "$nvcc" ]; then
       {
         echo '#include "attention/sm80/attention_prefill_masked.cuh"'
         echo "cudaError_t $name(const nvb::PrefillArguments& arguments, const nvb_launch& launch) {"
-        echo "  return nvb::launch_prefill_masked<${unit##* }, $dim>(arguments, launch);"
+        echo "  return nvb::masked::launch_tile<nvb::masked::Tile<${unit##* }, $dim>>(arguments, launch);"
         echo '}'
       } > "$folder/$name.cu"
       echo "$folder/$name.cu"

@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Blocks)
         outputs[i] =
             *reinterpret_cast<const float4*>(merge + (i * p.heads_per_chunk + item) * Tile::kOutputPitch + column);
       }
-      Merged merged{-CUDART_INF_F, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+      Merged merged = Merged::none();
       merged.add(parts, outputs);
       const float2 total = make_float2(merged.maximum, merged.sum);
       if (segment.slot >= 0) {

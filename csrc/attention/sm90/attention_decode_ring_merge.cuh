@@ -2,6 +2,7 @@
 // row. Every sum is in the order of the parts, whichever block forms it, so equal arguments give equal bits.
 #pragma once
 
+#include "../attention_partial.cuh"
 #include "attention_decode_ring_work.cuh"
 
 namespace nvb::decode_ring {
@@ -24,40 +25,6 @@ __device__ __forceinline__ void store_four(const nvb_attention_decode_params& p,
   if (p.lse != nullptr && column == 0) store_item_lse(p, block, head, total);
 }
 
-// Adds parts with the weights 2^(maximum - their maximum), kBatch at a time.
-struct Merged {
-  float maximum, sum;
-  float4 output;
-
-  template <int Count>
-  __device__ __forceinline__ void add(const float2 (&states)[Count], const float4 (&outputs)[Count]) {
-    float most = maximum;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) most = fmaxf(most, states[i].x);
-    const float base = exponent_base(most);
-    const float rescale = exp2_fast(maximum - base);
-    maximum = most;
-    sum *= rescale, output.x *= rescale, output.y *= rescale, output.z *= rescale, output.w *= rescale;
-#pragma unroll
-    for (int i = 0; i < Count; ++i) {
-      const float weight = exp2_fast(states[i].x - base);
-      sum += weight * states[i].y;
-      output.x += weight * outputs[i].x, output.y += weight * outputs[i].y;
-      output.z += weight * outputs[i].z, output.w += weight * outputs[i].w;
-    }
-  }
-};
-
-// Counts a block of the row in, and whether it is the last: what the blocks before it have written is then visible to
-// this thread, and behind a barrier to its block. `others` wraps the counter to 0 for the next launch.
-__device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t others) {
-  uint32_t before = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(others) : "memory");
-#endif
-  return before == others;
-}
-
 // Merges the partial results of a row. What takes the time is the latency of loads from L2, so that all of a thread's
 // are under way together where registers allow, and several threads share four columns where the block has threads to
 // spare: thread `part` of `share` adds every share-th block's results in their order, then they add theirs pairwise.
@@ -72,7 +39,7 @@ __device__ __forceinline__ void merge_row(const DecodeArguments& arguments, cons
   for (int base = 0; base < total; base += kThreads / share) {
     const int index = min(base + static_cast<int>(threadIdx.x) / share, total - 1);
     const int head = index / kGroups, column = index % kGroups * 4;
-    Merged merged{-CUDART_INF_F, 0.0f, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+    Merged merged = Merged::none();
     for (int first = part; first < segment.blocks; first += Batch * share) {
       float2 states[Batch];
       float4 outputs[Batch];
