@@ -60,6 +60,14 @@ template cudaError_t nvb::quantized::launch_blocks_format<NVB_{ENCODING}>(
 template bool nvb::quantized::supports_blocks_format<NVB_{ENCODING}>(const nvb_linear_quantized_params&, const nvb_launch&);",
     },
     Family {
+        stem: "grouped_linear_sorted",
+        includes: &["grouped_linear/sm90/grouped_linear_sorted_blocks.cuh"],
+        encodings: &["blocks_q2_k", "blocks_q3_k", "blocks_q4_k", "blocks_q5_k", "blocks_q6_k", "blocks_iq4_xs"],
+        elements: &[&[("", "")]],
+        text: "template cudaError_t nvb::grouped::launch_sorted_blocks_format<NVB_{ENCODING}>(
+    const nvb_grouped_linear_params&, const nvb_launch&);",
+    },
+    Family {
         stem: "attention_prefill_masked",
         includes: &["attention/sm80/attention_prefill_masked.cuh"],
         encodings: ONE,

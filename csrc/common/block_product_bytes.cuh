@@ -125,7 +125,8 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kBytes>, const Un
       const uint2 step = *reinterpret_cast<const uint2*>(x[tile] + step_sums);
       mma_m16n8k16<__half>(minima_sums, minima, step.x, step.y);
     }
-    add_unit<Codes>(scales, unit_sums[tile], minima_sums, 1.0f, inverses + 8 * tile, sums[tile]);
+    add_unit<Codes>(scales, unit_sums[tile], minima_sums, 1.0f, *reinterpret_cast<const float2*>(inverses + 8 * tile),
+                    sums[tile]);
   }
 }
 

@@ -86,7 +86,8 @@ __device__ __forceinline__ void multiply_unit(DigitsOf<Digits::kHalves>, const U
       begin_mma(minima_sums, minima, step.z, step.w);
       mma_m16n8k16<__half>(minima_sums, minima, step.x, step.y);
     }
-    add_unit<Codes>(scales, unit_sums[tile], minima_sums, kSumsOver, inverses + 8 * tile, sums[tile]);
+    add_unit<Codes>(scales, unit_sums[tile], minima_sums, kSumsOver,
+                    *reinterpret_cast<const float2*>(inverses + 8 * tile), sums[tile]);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "../common/reduce.cuh"
 #include "sm80/grouped_linear_blocks.h"
 #include "sm80/grouped_linear_quantized.h"
+#include "sm90/grouped_linear_sorted_blocks.h"
 #include "sm90/grouped_linear_wgmma.h"
 
 namespace nvb {
@@ -132,6 +133,9 @@ nvb_grouped_linear_family family_of(const nvb_grouped_linear_params& p, const nv
     const bool blocks = p.weight_dtype == 0 && nvb_is_blocks(p.encoding) && p.one_order == 0;
     return blocks && supports_blocks(p, launch) ? NVB_GROUPED_LINEAR_BLOCKS : NVB_GROUPED_LINEAR_PLAIN;
   }
+  if (p.order != nullptr) {
+    return supports_sorted_blocks(p, launch) ? NVB_GROUPED_LINEAR_SORTED_BLOCKS : NVB_GROUPED_LINEAR_PLAIN;
+  }
   if (supports_quantized(p, launch)) return NVB_GROUPED_LINEAR_QUANTIZED;
   if (!supports_mma(p, launch)) return NVB_GROUPED_LINEAR_PLAIN;
   return supports_wgmma(p, launch) ? NVB_GROUPED_LINEAR_WGMMA : NVB_GROUPED_LINEAR_MMA;
@@ -162,6 +166,8 @@ extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_lin
       return "grouped_linear_quantized";
     case NVB_GROUPED_LINEAR_BLOCKS:
       return "grouped_linear_blocks";
+    case NVB_GROUPED_LINEAR_SORTED_BLOCKS:
+      return "grouped_linear_sorted_blocks";
     case NVB_GROUPED_LINEAR_WGMMA:
       return "grouped_linear_wgmma";
     case NVB_GROUPED_LINEAR_MMA:
@@ -169,6 +175,10 @@ extern "C" const char* nvb_cuda_grouped_linear_kernel_name(const nvb_grouped_lin
     default:
       return "grouped_linear_plain";
   }
+}
+
+extern "C" int64_t nvb_cuda_grouped_linear_workspace(const nvb_grouped_linear_params* params) noexcept {
+  return nvb::grouped::sorted_blocks_workspace(*params);
 }
 
 extern "C" uint32_t nvb_cuda_grouped_linear_family(const nvb_grouped_linear_params* params,
@@ -189,6 +199,8 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
       return launch_quantized(p, *launch);
     case NVB_GROUPED_LINEAR_BLOCKS:
       return launch_blocks(p, *launch);
+    case NVB_GROUPED_LINEAR_SORTED_BLOCKS:
+      return launch_sorted_blocks(p, *launch);
     case NVB_GROUPED_LINEAR_WGMMA:
       return bf16 ? launch_wgmma_bf16(p, *launch) : launch_wgmma_f16(p, *launch);
     case NVB_GROUPED_LINEAR_MMA:
@@ -196,6 +208,7 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
     default:
       break;
   }
+  if (p.order != nullptr) return cudaErrorInvalidValue;
   switch (p.weight_dtype) {
     case NVB_F32:
       return launch_plain < kFloat | NVB_F32 > (p, *launch);

@@ -18,6 +18,9 @@
 // experts and strides. Tensor-core kernels take x in F16 or BF16 with 16-byte aligned rows from compute capability 8.0
 // on: with a float W k a multiple of 8 and rows of W likewise aligned, with a quantised one k a multiple of 64 and, of
 // Int4, n a multiple of 16. On 9.0 a float W with k a multiple of 64, n of 8 and at most 1024 experts takes wgmma.
+// With an order place i has row order[i] of y and row order[i] / used of x, or order[i] where x has them all: blocks of
+// GGUF of 256 elements take it on 9.0, with x in F16 or BF16, k a multiple of 256, n of 8, rows of W that begin at
+// multiples of 16 bytes and at most 1024 experts.
 // With expert_ids blocks of GGUF take tensor cores from 8.0 on, whatever x is, where rows of W begin at multiples of
 // four bytes, of Q3_K and Q6_K of two. Everything else takes a plain kernel. Nothing is rounded but the result, and of
 // blocks x, to whole numbers of three bytes (common/block_product.cuh).
@@ -29,6 +32,8 @@ struct nvb_grouped_linear_params {
   const void* scales;       // of a quantised weight
   const void* zero_points;  // of Int4 with zero points, else null
   const void* bias;
+  const int32_t* order;  // [rows], with expert_offsets: place i is that of row order[i] of y; null: x and y lie so
+  void* workspace;       // with order
   void* output;
   int64_t rows;        // of y
   int64_t input_rows;  // of x: rows, or with expert_ids also rows / used
@@ -62,10 +67,14 @@ enum nvb_grouped_linear_family : uint32_t {
   NVB_GROUPED_LINEAR_WGMMA = 2,
   NVB_GROUPED_LINEAR_QUANTIZED = 3,
   NVB_GROUPED_LINEAR_BLOCKS = 4,
+  NVB_GROUPED_LINEAR_SORTED_BLOCKS = 5,
 };
 
 extern "C" {
 cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;
+
+// Bytes of `workspace`, for NVB_GROUPED_LINEAR_SORTED_BLOCKS.
+int64_t nvb_cuda_grouped_linear_workspace(const nvb_grouped_linear_params* params) noexcept;
 
 // The family of kernels that would run, an nvb_grouped_linear_family.
 uint32_t nvb_cuda_grouped_linear_family(const nvb_grouped_linear_params* params, const nvb_launch* launch) noexcept;

@@ -120,17 +120,15 @@ void decoded_product(Step& step, const Tensor& weight, const Tensor& input, cons
   }
 }
 
-// From so many rows for each expert the library decodes experts' blocks for an input of 16 bits, as it multiplies rows
-// sorted by expert on tensor cores then; fewer rows it multiplies one by one, which an F32 input serves as well.
-constexpr int64_t kLeastRowsOfAnExpert = 4;
-constexpr int64_t kLeastRowsToSort = 32;
+// From so many rows on the library may multiply blocks of experts on tensor cores for an input of 16 bits, with the
+// rows sorted by expert; fewer it multiplies one by one, which an F32 input serves as well.
+constexpr int64_t kLeastRowsToSort = 64;
 
 // BF16 where the library makes use of it, as decoded_product does.
 int32_t expert_input_type(const Step& step, const Tensor& node, const Tensor& weight, const Tensor& input,
                           int64_t rows) {
-  const bool is_worth_sorting = rows >= std::max(kLeastRowsToSort, kLeastRowsOfAnExpert * weight.ne[2]);
   const bool rounds = step.device.rounds_to_halves() && is_quantized(weight.type) && input.type == TYPE_F32 &&
-                      node.parameters[0] != PRECISION_F32 && is_worth_sorting;
+                      node.parameters[0] != PRECISION_F32 && rows >= kLeastRowsToSort;
   return rounds ? static_cast<int32_t>(TYPE_BF16) : input_type(step, node, weight, input);
 }
 

@@ -19,6 +19,8 @@ mirror! {
         scales: *const c_void,
         zero_points: *const c_void = op.weight.zero_points.cast(),
         bias: *const c_void = vector_of(op.bias),
+        pub(super) order: *const i32 = std::ptr::null(),
+        pub(super) workspace: *mut c_void = std::ptr::null_mut(),
         output: *mut c_void = op.output.data,
         rows: i64 = op.output.rows as i64,
         input_rows: i64 = op.input.rows as i64,
@@ -27,7 +29,7 @@ mirror! {
         input_stride: i64 = op.input.row_stride as i64,
         weight_stride: i64 = op.weight.kernel_stride() as i64,
         output_stride: i64 = op.output.row_stride as i64,
-        used: i64 = ids.map_or(0, |ids| ids.shape[1]) as i64,
+        pub(super) used: i64 = ids.map_or(0, |ids| ids.shape[1]) as i64,
         token_stride: i64 = ids.map_or(0, |ids| ids.strides[0]) as i64,
         used_stride: i64 = ids.map_or(0, |ids| ids.strides[1]) as i64,
         experts: i32 = op.experts as i32,
@@ -50,10 +52,13 @@ mirror! {
 extern "C" {
     fn nvb_cuda_grouped_linear(params: *const Params, launch: *const Launch) -> i32;
     fn nvb_cuda_grouped_linear_family(params: *const Params, launch: *const Launch) -> u32;
+    fn nvb_cuda_grouped_linear_workspace(params: *const Params) -> i64;
 }
 
 /// `NVB_GROUPED_LINEAR_PLAIN` of csrc/grouped_linear/grouped_linear.h.
 pub(super) const PLAIN_FAMILY: u32 = 0;
+/// `NVB_GROUPED_LINEAR_SORTED_BLOCKS`.
+pub(super) const SORTED_BLOCKS_FAMILY: u32 = 5;
 
 pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
     let _guard = executor.enter()?;
@@ -82,8 +87,18 @@ pub(super) fn workspace(executor: &CudaExecutor, op: &GroupedLinear) -> Workspac
 
 /// The family of kernels that the product takes. The context is current.
 pub(super) fn family(executor: &CudaExecutor, op: &GroupedLinear) -> u32 {
+    family_of(executor, &params(executor, op))
+}
+
+pub(super) fn family_of(executor: &CudaExecutor, params: &Params) -> u32 {
     // SAFETY: reads the two structs alone.
-    unsafe { nvb_cuda_grouped_linear_family(&params(executor, op), &executor.launch_on(RawHandle::NULL)) }
+    unsafe { nvb_cuda_grouped_linear_family(params, &executor.launch_on(RawHandle::NULL)) }
+}
+
+/// Bytes of the workspace of a product of `SORTED_BLOCKS_FAMILY`.
+pub(super) fn workspace_bytes(params: &Params) -> usize {
+    // SAFETY: reads the struct alone.
+    unsafe { nvb_cuda_grouped_linear_workspace(params) as usize }
 }
 
 fn params(executor: &CudaExecutor, op: &GroupedLinear) -> Params {

@@ -1,15 +1,15 @@
 //! `grouped_linear` of many rows that name their experts: the rows are sorted by expert on the device and brought together,
 //! multiplied as tokens that lie sorted are, and put back. No number comes to the host, so that a captured graph serves every
-//! routing. Blocks of files, for which there is no kernel of sorted rows, become floats of the input's dtype for that.
+//! routing. Blocks of files become floats of the input's dtype for that, where no kernel takes them in the order of the experts.
 
 use super::dequantize;
-use super::grouped_linear::{family, launch, Params, PLAIN_FAMILY};
+use super::grouped_linear::{family, family_of, launch, workspace_bytes, Params, PLAIN_FAMILY, SORTED_BLOCKS_FAMILY};
 use super::linear_quantized::ordered_stride;
 use super::prelude::*;
 use crate::operation::grouped_linear::{GroupedLinear, Routing};
 use crate::tensor::Tensor;
 use crate::weight::{Encoding, WeightView};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, NonNull};
 
 mirror! {
     /// `nvb_grouped_linear_sort_params` of csrc/grouped_linear/grouped_linear_sort.h.
@@ -57,6 +57,15 @@ const MOST_EXPERTS: usize = 1024;
 /// row read experts of a usual size for 20 to 40 rows.
 const LEAST_ROWS: usize = 32;
 
+/// From this number of rows on blocks are multiplied in the order of their experts as they lie. 128 rows of 128 experts of 768 x
+/// 2048 in Q4_K take 51 µs on an H200 then, with 8 for the order; row by row an estimate of 95, and 32 rows would take as long both ways.
+const LEAST_ROWS_OF_BLOCKS: usize = 64;
+
+/// Up to this number of rows for each expert, on the average, blocks are decoded in the product's kernel, which does it again
+/// for each 64 rows: of those experts 4,096 rows take 124 µs and 8,192 202, where decoding to memory takes 77, the product of floats 120
+/// to 190, and moving rows there and back some 10.
+const MOST_ROWS_OF_AN_EXPERT: usize = 80;
+
 /// From this number of rows for each expert, on the average, decoding all experts pays. An element of an expert is written in
 /// 16 bits and read again, 4.6 bytes with its blocks' own at some 3.5 TB/s: 1.3 ps. Row by row it is read for each row,
 /// 0.56 bytes of Q4_K at some 1.2 TB/s: 0.47 ps, less what L2 still has of another row. These are estimates for an H200.
@@ -71,9 +80,13 @@ const SLICE_BYTES: usize = 128 << 20;
 const MOST_ROWS: usize = 1 << 16;
 
 /// How many rows are multiplied in the order of their experts.
-pub(super) struct SortedPlan {
-    /// Whose rows become floats at a time; `None`: kernels of sorted rows read the weight as it lies.
-    decoded_experts: Option<usize>,
+pub(super) enum SortedPlan {
+    /// Rows are moved, and kernels of sorted rows read the weight as it lies.
+    Floats,
+    /// Rows are moved, and the rows of so many experts at a time become floats.
+    Decoded(usize),
+    /// Rows are staged in this order for a kernel that decodes blocks itself and stores where rows belong.
+    Blocks,
 }
 
 impl SortedPlan {
@@ -89,29 +102,43 @@ impl SortedPlan {
             return None;
         }
         // Scratch is aligned, which is what a kernel is chosen by.
-        let sorted = Sorted { input: null_mut(), output: null_mut(), expert_offsets: null_mut() }.product(op, rows);
-        if family(executor, &sorted) != PLAIN_FAMILY {
-            return Some(SortedPlan { decoded_experts: None });
+        let sorted = Sorted { input: null_mut(), output: null_mut(), expert_offsets: null_mut() };
+        let floats = sorted.product(op, rows);
+        if family(executor, &floats) != PLAIN_FAMILY {
+            return Some(SortedPlan::Floats);
         }
-        let is_worth_decoding = matches!(op.weight.encoding, Encoding::Blocks(_))
-            && rows >= LEAST_ROWS_OF_AN_EXPERT * op.experts
-            && family(executor, &decoded(&sorted, 0, op.experts, null_mut())) != PLAIN_FAMILY;
+        if !matches!(op.weight.encoding, Encoding::Blocks(_)) {
+            return None;
+        }
+        let stays_in_blocks = rows >= LEAST_ROWS_OF_BLOCKS
+            && rows <= MOST_ROWS_OF_AN_EXPERT * op.experts
+            && family_of(executor, &sorted.blocks(op, NonNull::dangling().as_ptr())) == SORTED_BLOCKS_FAMILY;
+        if stays_in_blocks {
+            return Some(SortedPlan::Blocks);
+        }
+        let is_worth_decoding = rows >= LEAST_ROWS_OF_AN_EXPERT * op.experts
+            && family(executor, &decoded(&floats, 0, op.experts, null_mut())) != PLAIN_FAMILY;
         if !is_worth_decoding {
             return None;
         }
         let slices = (op.experts * expert_bytes(op)).div_ceil(SLICE_BYTES);
-        Some(SortedPlan { decoded_experts: Some(op.experts.div_ceil(slices)) })
+        Some(SortedPlan::Decoded(op.experts.div_ceil(slices)))
     }
 
     /// At most what `run` asks of the stream's scratch.
     pub fn workspace(&self, op: &GroupedLinear) -> Workspace {
         let rows = op.output.rows.min(most_rows(op));
+        let lists = Workspace::none().with(WorkspaceUse::Kernel, list_bytes(op.experts, rows));
         let bytes = |matrix: &Matrix| rows * ordered_stride(matrix) * matrix.dtype.size();
-        Workspace::none()
-            .with(WorkspaceUse::Kernel, list_bytes(op.experts, rows))
-            .with(WorkspaceUse::Input, bytes(&op.input))
-            .with(WorkspaceUse::Product, bytes(&op.output))
-            .with(WorkspaceUse::Weight, self.decoded_experts.map_or(0, |experts| experts * expert_bytes(op)))
+        let moved = lists.with(WorkspaceUse::Input, bytes(&op.input)).with(WorkspaceUse::Product, bytes(&op.output));
+        match *self {
+            SortedPlan::Floats => moved,
+            SortedPlan::Decoded(experts) => moved.with(WorkspaceUse::Weight, experts * expert_bytes(op)),
+            SortedPlan::Blocks => {
+                let part = part_of(op, 0, rows);
+                lists.with(WorkspaceUse::Input, workspace_bytes(&Params::of(&part)))
+            }
+        }
     }
 
     pub fn run(&self, executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle) -> Result<()> {
@@ -142,26 +169,28 @@ impl SortedPlan {
     ) -> Result<()> {
         let launch_on = executor.launch_on(stream);
         let (sorted_rows, order) = (sorted.expert_offsets.wrapping_add(op.experts), sorted.order(op));
-        let product = sorted.product(op, op.output.rows);
         let sort = SortParams::of(op.routing.tensor(), op.experts, order, sorted.expert_offsets);
         // SAFETY: the descriptor was validated, the lists have room for its rows and experts, and the context is current.
         executor.check_launch(unsafe { nvb_cuda_grouped_linear_sort(&sort, &launch_on) }, "sorting rows by expert")?;
+        if let SortedPlan::Blocks = self {
+            return launch(executor, &sorted.blocks(op, order), stream);
+        }
+        let product = sorted.product(op, op.output.rows);
         let gather = MoveParams::of(&op.input, &product.input, order, sorted_rows);
         // SAFETY: as above; the order has rows of the output, and the block room for as many of the input.
         executor.check_launch(unsafe { nvb_cuda_grouped_linear_move(&gather, &launch_on) }, "gathering rows")?;
-        match self.decoded_experts {
-            None => launch(executor, &Params::of(&product), stream)?,
-            Some(experts) => {
-                for first in (0..op.experts).step_by(experts) {
-                    let count = experts.min(op.experts - first);
-                    let rows = first * op.expert_rows()..(first + count) * op.expert_rows();
-                    // SAFETY: the rows are the weight's, and the block holds so many experts.
-                    unsafe { dequantize::rows(executor, &op.weight, &rows, (weight, op.input.dtype), stream)? };
-                    let mut params = Params::of(&decoded(&product, first, count, weight));
-                    params.all_experts = op.experts as i32;
-                    launch(executor, &params, stream)?;
-                }
+        if let SortedPlan::Decoded(experts) = *self {
+            for first in (0..op.experts).step_by(experts) {
+                let count = experts.min(op.experts - first);
+                let rows = first * op.expert_rows()..(first + count) * op.expert_rows();
+                // SAFETY: the rows are the weight's, and the block holds so many experts.
+                unsafe { dequantize::rows(executor, &op.weight, &rows, (weight, op.input.dtype), stream)? };
+                let mut params = Params::of(&decoded(&product, first, count, weight));
+                params.all_experts = op.experts as i32;
+                launch(executor, &params, stream)?;
             }
+        } else {
+            launch(executor, &Params::of(&product), stream)?;
         }
         let back = MoveParams { back: 1, ..MoveParams::of(&product.output, &op.output, order, sorted_rows) };
         // SAFETY: as above; the rows that are put back were written by the products.
@@ -193,6 +222,15 @@ impl Sorted {
             routing: Routing::Offsets(expert_offsets),
             ..*op
         }
+    }
+
+    /// The same product of rows that stay where they are, by their order; `input` is its workspace.
+    fn blocks(&self, op: &GroupedLinear, order: *mut i32) -> Params {
+        let used = op.routing.tensor().shape[1] as i64;
+        let expert_offsets = Tensor::new(self.expert_offsets.cast(), DType::I32, &[op.experts + 1]);
+        let mut params = Params::of(&GroupedLinear { routing: Routing::Offsets(expert_offsets), ..*op });
+        (params.order, params.used, params.workspace) = (order, used, self.input);
+        params
     }
 }
 

@@ -195,17 +195,21 @@ fn few_rows_of_blocks() {
     check("grouped_linear, few rows by number", &cases, test);
 }
 
-/// An infinite element spoils the sums of its own token alone, and these are what its products have.
+/// An infinite element spoils the sums of its own token alone, and these are what its products have: of two rows, and of as many
+/// in 16 bits as a GPU multiplies in the order of their experts.
 #[test]
 fn infinite_inputs() {
-    check("grouped_linear by number, infinite inputs", BlockFormat::ALL, |run, &format| {
-        let case = Case { kind: Kind::Blocks(format), tokens: 2, used: 2, experts: 3, ..FEW };
+    let cases = BlockFormat::ALL.iter().flat_map(|&format| {
+        let few = Case { kind: Kind::Blocks(format), tokens: 2, used: 2, experts: 3, ..FEW };
+        [few, Case { tokens: 40, n: 24, k: 2048, input: DType::Bf16, ..few }]
+    });
+    check("grouped_linear by number, infinite inputs", &cases.collect::<Vec<_>>(), |run, &case| {
         let (weight, w) = weight_of(run, &case)?;
         let (tokens, used, k) = (case.tokens, case.used, case.k);
-        let mut x = rounded(DType::F32, &run.random.normals(tokens * k, 1.0));
+        let mut x = rounded(case.input, &run.random.normals(tokens * k, 1.0));
         x[7] = f64::INFINITY;
-        let input = run.tensor(DType::F32, &[tokens, k], PLAIN, &x)?;
-        let numbers = [2.0, 0.0, 1.0, 2.0];
+        let input = run.tensor(case.input, &[tokens, k], PLAIN, &x)?;
+        let numbers: Vec<f64> = (0..tokens * used).map(|row| [2.0, 0.0, 1.0, 2.0][row % 4]).collect();
         let ids = run.strided(DType::I32, &[tokens, used], &[used, 1], 0, tokens * used, Some(&numbers))?;
         let output = run.output(DType::F32, &[tokens * used, case.n], PLAIN)?;
         let mut args: nvb_grouped_linear_args = init();
@@ -225,8 +229,40 @@ fn infinite_inputs() {
                 });
             }
         }
-        run.expect_summed("output", &output, &reference, &terms)
+        match case.input {
+            DType::F32 => run.expect_summed("output", &output, &reference, &terms),
+            input => run.expect_within("output", &output, &reference, bound(input)),
+        }
     });
+}
+
+/// As many rows of an expert, on the average, as a GPU multiplies by blocks as they lie, in the order of the experts: fewer than
+/// a tile of tokens has, as many and more, experts without a row, and rows of blocks that begin at multiples of 16 bytes or not.
+#[test]
+fn many_rows_of_blocks() {
+    use BlockFormat::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+    let mut cases = Vec::new();
+    for (i, format) in [Q2K, Q3K, Q4K, Q5K, Q6K, Iq4Xs].into_iter().enumerate() {
+        let shapes = [(64, 1, 40, 2048), (130, 4, 8, 256), (90, 2, 3, 2048), (40, 8, 100, 512), (33, 2, 1, 4096)];
+        for (j, (tokens, used, experts, k)) in shapes.into_iter().enumerate() {
+            let input = [DType::Bf16, DType::F16][(i + j) % 2];
+            cases.push(Case {
+                kind: Kind::Blocks(format),
+                tokens,
+                used,
+                experts,
+                n: [8, 104, 40, 24, 200][(i + j) % 5],
+                k,
+                input,
+                output: [DType::F32, input][(i / 2 + j) % 2],
+                shared: (i + j) % 3 != 0,
+                gated: (i + j) % 4 == 1,
+                bias: (i + j) % 2 == 0,
+                layout: [PLAIN, PITCHED, UNALIGNED][(i + j) % 3],
+            });
+        }
+    }
+    check("grouped_linear, many rows of blocks by number", &cases, test);
 }
 
 #[test]
