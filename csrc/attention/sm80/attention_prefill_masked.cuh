@@ -1,31 +1,25 @@
-// Prefill attention with an additive mask over contiguous keys and values of 16
-// bits, as engines have it whose caches hold the tokens of several sequences
-// side by side and say by a mask who sees what. Its rows are few (a token of
-// each sequence) while keys are many; it takes any number of rows.
+// Prefill attention with an additive mask over contiguous keys and values of 16 bits, as engines have it whose caches
+// hold the tokens of several sequences side by side and say by a mask who sees what. Its rows are few (a token of each
+// sequence) while keys are many; it takes any number of rows.
 //
-// Shapes: head_dim = value_dim of 64, 128 or 256; queries, outputs and mask of
-// any float dtype; rows of keys and values 16-byte aligned. Neither causal nor
-// with a window.
+// Shapes: head_dim = value_dim of 64, 128 or 256; queries, outputs and mask of any float dtype; rows of keys and values
+// 16-byte aligned. Neither causal nor with a window.
 //
-// Work: a block of 8 warps, or 4 of 256 columns, has up to 8 pairs of a row and
-// a query head, which one KV head serves, and a part of its keys; a cluster
-// (9.0) has the parts, whose results meet by writes into one another's shared
-// memory. A warp takes tiles of 16 keys in turn and has the next ones on their
-// way (attention_prefill_masked_tile.cuh). What the mask hides from all pairs
-// is not read, and a tile of such keys costs its mask alone.
+// Work: a block of 8 warps, or 4 of 256 columns, has up to 8 pairs of a row and a query head, which one KV head serves,
+// and a part of its keys; a cluster (9.0) has the parts, whose results meet by writes into one another's shared memory.
+// Many keys have several clusters, which meet in scratch memory (attention_prefill_masked_division.h). A warp takes
+// tiles of 16 keys in turn and has the next ones on their way (attention_prefill_masked_tile.cuh). What the mask hides
+// from all pairs is not read, and a tile of such keys costs its mask alone.
 //
-// S = Q . K^T: rows 0 to 7 of the first operand are the queries rounded to the
-// keys' dtype, rows 8 to 15 what that took from them. A lane loads 16 bytes of
-// a key, which are its elements of two products; the queries' columns are in
-// the same order. O^T += V^T . P^T: the scores of 8 pairs are the second
-// operand as they are, in two halves like the queries. Weights are powers of
-// two over a reference that lies 2^7 below the largest, so that halves of F16
-// resolve 2^-32 of it, and that is raised only when one would pass 2^15.
+// S = Q . K^T: rows 0 to 7 of the first operand are the queries rounded to the keys' dtype, rows 8 to 15 what that took
+// from them. A lane loads 16 bytes of a key, which are its elements of two products; the queries' columns are in the
+// same order. O^T += V^T . P^T: the scores of 8 pairs are the second operand as they are, in two halves like the
+// queries. Weights are powers of two over a reference that lies 2^7 below the largest, so that halves of F16 resolve
+// 2^-32 of it, and that is raised only when one would pass 2^15.
 //
-// Registers: queries head_dim / 4, outputs head_dim / 4. Shared memory: as many
-// stages as fit, 4 at most; of 128 columns 8.5 KiB a warp each. They are what
-// keeps the memory busy: 8 KV heads of 128 columns are 8 clusters of 8 blocks,
-// half of an H200.
+// Registers: queries head_dim / 4, outputs head_dim / 4; 32 Ki a block, beside which a block of the product that
+// follows has room, so that it can begin early. Shared memory: as many stages as fit, 4 at most; of 128 columns 8.5 KiB
+// a warp each. They are what keeps the memory busy.
 #pragma once
 
 #include "../../common/programmatic_launch.cuh"
@@ -35,14 +29,12 @@
 namespace nvb {
 namespace masked {
 
-// A weight passes 2^15 if its power lies so far above the reference, which is
-// set so far below the largest.
+// A weight passes 2^15 if its power lies so far above the reference, which is set so far below the largest.
 inline constexpr float kMostWeight = 15.0f;
 inline constexpr float kReferenceBelow = 7.0f;
 inline constexpr int kStaticBytes = 14 * 1024;  // of shared memory, at most
 
-// What is left of a float behind its rounding to T, and the rounded values,
-// packed in pairs.
+// What is left of a float behind its rounding to T, and the rounded values, packed in pairs.
 template <typename T>
 __device__ __forceinline__ void split_pair(float x, float y, uint32_t& high, uint32_t& low);
 template <>
@@ -62,9 +54,8 @@ __device__ __forceinline__ void split_pair<__nv_bfloat16>(float x, float y, uint
   low = *reinterpret_cast<const uint32_t*>(&rest);
 }
 
-// Eight neighbours each 32 elements, from `offset` on: by vectors where they
-// are aligned, with one branch for the dtype, so that the reads follow one
-// another.
+// Eight neighbours each 32 elements, from `offset` on: by vectors where they are aligned, with one branch for the
+// dtype, so that the reads follow one another.
 template <int kSteps>
 __device__ __forceinline__ void load_strided_eights(const void* base, uint32_t dtype, int64_t offset,
                                                     float (&values)[kSteps][8]) {
@@ -87,7 +78,7 @@ __device__ __forceinline__ void load_strided_eights(const void* base, uint32_t d
 }
 
 template <typename Tile>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kHeadDim == 256 ? 1 : 2)
     attention_prefill_masked_kernel(const __grid_constant__ PrefillArguments arguments, const int splits,
                                     const int stages) {
   using T = typename Tile::T;
@@ -125,8 +116,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   // A shorter sequence than the longest, alike in all blocks of a cluster.
   if (pairs <= 0) return;
 
-  // Queries and the first elements of the mask, all of which are asked for
-  // before one is used.
+  // Queries and the first elements of the mask, all of which are asked for before one is used.
   const bool is_pair = own_pair < pairs;
   const PrefillBlock own_place = block.place(min(own_pair, pairs - 1));
   float own_query[kSteps][8] = {};
@@ -184,8 +174,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll
     for (int e = 0; e < kLaneKeys; ++e) sees = sees || biases[e] != -CUDART_INF_F;
     if (__any_sync(0xffffffffu, sees)) {
-      // S = Q . K^T, the scores of the rounded queries in [0] and [1], of what
-      // they lost in [2] and [3].
+      // S = Q . K^T, the scores of the rounded queries in [0] and [1], of what they lost in [2] and [3].
       float score[kKeys / 8][4] = {};
 #pragma unroll
       for (int t = 0; t < kKeys / 8; ++t) {
@@ -256,8 +245,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     stage = stage + 1 == stages ? 0 : stage + 1;
   }
 
-  // Each warp leaves its output where its stages were, all of which it has
-  // read.
+  // Each warp leaves its output where its stages were, all of which it has read.
   __syncwarp();
   float* const own_output = reinterpret_cast<float*>(own_ring);
 #pragma unroll

@@ -1,5 +1,4 @@
-// How attention_prefill_masked.cuh divides the keys among blocks, and the
-// scratch in which their results meet.
+// How attention_prefill_masked.cuh divides the keys among blocks, and the scratch in which their results meet.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +14,11 @@ inline constexpr int kMostBlocks = 16;     // of a cluster, where the device has
 inline constexpr int kPortableBlocks = 8;  // that every device has which has clusters
 inline constexpr int kManyKeys = 1024;     // from which on a cluster has more than those, or clusters share keys
 
-// Four columns that each block of a cluster gets from all its blocks; the last
-// blocks may get fewer.
+// Four columns that each block of a cluster gets from all its blocks; the last blocks may get fewer.
 __host__ __device__ constexpr int share_fours(int columns, int blocks) {
   return (columns / 4 + blocks - 1) / blocks;
 }
-// Fours of floats of a cluster's partial results for such a share: outputs, and
-// a state for each pair.
+// Fours of floats of a cluster's partial results for such a share: outputs, and a state for each pair.
 __host__ __device__ constexpr int partial_fours(int fours) {
   return kMostPairs * (fours + 1);
 }
@@ -32,8 +29,7 @@ struct Division {
   int clusters;  // whose results meet in memory
 };
 
-// A cluster has as many blocks as the device has places for, each with keys,
-// where there are clusters.
+// A cluster has as many blocks as the device has places for, each with keys, where there are clusters.
 inline int splits_of(const nvb_launch& launch, int64_t chunks, int longest) {
   if (launch.capability < 90 || launch.capability >= 120) return 1;
   for (int splits = kMostBlocks; splits > kPortableBlocks && longest >= kManyKeys; splits -= 2) {
@@ -46,16 +42,14 @@ inline int splits_of(const nvb_launch& launch, int64_t chunks, int longest) {
   return splits;
 }
 
-// What an H200 reads in a microsecond: a multiprocessor, and all of them. 64 of
-// them read 2.45 TB/s, whatever they have on their way. And the microseconds
-// that a meeting in memory takes.
+// What an H200 reads in a microsecond: a multiprocessor, and all of them. 64 of them read 2.45 TB/s, whatever they have
+// on their way. And the microseconds that a meeting in memory takes.
 inline constexpr double kMultiprocessorBytes = 38e3;
 inline constexpr double kMemoryBytes = 4.1e6;
 inline constexpr double kMeeting = 1.5;
 inline constexpr int kMostClusters = 32;
 
-// Of `chunks` chunks of pairs of all sequences and KV heads. Without scratch
-// there is one cluster of each.
+// Of `chunks` chunks of pairs of all sequences and KV heads. Without scratch there is one cluster of each.
 inline Division division_of(const nvb_attention_prefill_params& p, const nvb_launch& launch, int64_t chunks,
                             int longest, bool has_scratch) {
   if (p.one_order != 0) return {1, 1};

@@ -1,9 +1,7 @@
-// How the partial results of attention_prefill_masked.cuh meet: those of the
-// warps of a block in its shared memory, those of the blocks of a cluster by
-// writes into one another's, each block getting its share of the columns from
-// all, and those of several clusters in memory, where of the blocks with the
-// same share the last to come adds them. Every sum is in the order of the
-// parts, so equal arguments give equal bits.
+// How the partial results of attention_prefill_masked.cuh meet: those of the warps of a block in its shared memory,
+// those of the blocks of a cluster by writes into one another's, each block getting its share of the columns from all,
+// and those of several clusters in memory, where of the blocks with the same share the last to come adds them. Every
+// sum is in the order of the parts, so equal arguments give equal bits.
 #pragma once
 
 #include "../../common/cluster.cuh"
@@ -15,8 +13,7 @@ namespace nvb::masked {
 
 template <typename Tile>
 struct Merge {
-  // [block of the cluster][pair][column of this block's share]; 16 shares may
-  // be 4 columns each more than all.
+  // [block of the cluster][pair][column of this block's share]; 16 shares may be 4 columns each more than all.
   __align__(16) float4 outputs[kMostPairs * (Tile::kHeadDim / 4 + kMostBlocks)];
   __align__(16) float4 block_states[kMostBlocks][kMostPairs];  // reference and sum of each block
   float2 states[Tile::kWarps][kMostPairs];                     // and of each warp
@@ -62,8 +59,7 @@ struct Share {
   }
 };
 
-// Adds `count` parts, kBatch at a time, whose loads are under way together;
-// those behind the last repeat it.
+// Adds `count` parts, kBatch at a time, whose loads are under way together; those behind the last repeat it.
 template <int kBatch, typename State, typename Output>
 __device__ __forceinline__ Merged merge_of(int count, const State& state_of, const Output& output_of) {
   Merged merged = Merged::none();
@@ -85,8 +81,7 @@ __device__ __forceinline__ Merged merge_of(int count, const State& state_of, con
   return merged;
 }
 
-// By the whole block, whose warps have left their outputs at `warp_outputs`,
-// `warp_bytes` apart, and their states.
+// By the whole block, whose warps have left their outputs at `warp_outputs`, `warp_bytes` apart, and their states.
 template <typename Tile>
 __device__ __forceinline__ void merge_and_store(const Pairs& pairs, const Share& share, Merge<Tile>& merge,
                                                 const unsigned char* warp_outputs, int warp_bytes) {

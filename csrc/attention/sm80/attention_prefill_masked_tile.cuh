@@ -1,13 +1,10 @@
-// The tiles of attention_prefill_masked.cuh: 16 keys and their values, on their
-// way to a warp through stages in shared memory that are its own, so that warps
-// wait for nobody.
+// The tiles of attention_prefill_masked.cuh: 16 keys and their values, on their way to a warp through stages in shared
+// memory that are its own, so that warps wait for nobody.
 //
-// A stage holds the keys' rows, the values' rows, and what the mask adds to the
-// scores of each lane. Of a row's 16-byte pieces every second key's change
-// places by four, so that the eight lanes that load pieces of two keys together
-// meet in no bank; the pieces of values change by their row, of which ldmatrix
-// reads eight. Key k lies in row_of(k): a lane then has the scores of keys
-// quad, quad + 4, + 8 and + 12, whose bits make a word without being moved.
+// A stage holds the keys' rows, the values' rows, and what the mask adds to the scores of each lane. Of a row's 16-byte
+// pieces every second key's change places by four, so that the eight lanes that load pieces of two keys together meet
+// in no bank; the pieces of values change by their row, of which ldmatrix reads eight. Key k lies in row_of(k): a lane
+// then has the scores of keys quad, quad + 4, + 8 and + 12, whose bits make a word without being moved.
 #pragma once
 
 #include "../../common/mma.cuh"
@@ -87,8 +84,7 @@ struct Rows {
   int64_t value_stride;
 };
 
-// Asks for a tile. What no pair sees is zero and is not read: stale rows of a
-// cache may hold NaN.
+// Asks for a tile. What no pair sees is zero and is not read: stale rows of a cache may hold NaN.
 template <typename Tile>
 __device__ __forceinline__ void copy_tile(unsigned char* stage, const Rows<typename Tile::T>& rows, const Mask& mask,
                                           int first_key, const RawBiases& raw) {
@@ -109,7 +105,8 @@ __device__ __forceinline__ void copy_tile(unsigned char* stage, const Rows<typen
 #endif
   if (seen == 0) return;
   const int piece = lane % kPieces;
-#pragma unroll
+  // Four at a time, because with all of them 128 registers are not enough for 128 columns.
+#pragma unroll 4
   for (int i = 0; i < kKeys / kKeysAtOnce; ++i) {
     const int key = i * kKeysAtOnce + lane / kPieces;
     const int row = row_of(key);

@@ -1,30 +1,23 @@
-// y = act(x W[expert]ᵀ + bias[expert]) by wgmma for tokens in the order of
-// their experts, W in blocks of GGUF as a file has them, which warps decode
-// into the first operand's registers: W is read once for each tile of tokens,
-// and nothing of it is written.
+// y = act(x W[expert]ᵀ + bias[expert]) by wgmma for tokens in the order of their experts, W in blocks of GGUF as a file
+// has them, which warps decode into the first operand's registers: W is read once for each tile of tokens, and nothing
+// of it is written.
 //
-// Formats of 256 elements whose scales are whole numbers. An element is scale *
-// (code - offset), a whole number that F16 holds (of Q6_K and IQ4_XS above 2048
-// to 11 bits), and a unit's sum is multiplied with the unit's factor and the
-// token's power of two in f32; its minima meet sums of x
-// (common/block_codes.cuh). x comes as grouped_linear_sorted_blocks_input.cuh
-// makes it.
+// Formats of 256 elements whose scales are whole numbers. An element is scale * (code - offset), a whole number that
+// F16 holds (of Q6_K and IQ4_XS above 2048 to 11 bits), and a unit's sum is multiplied with the unit's factor and the
+// token's power of two in f32; its minima meet sums of x (common/block_codes.cuh). x comes as
+// grouped_linear_sorted_blocks_input.cuh makes it.
 //
-// One block stays on each multiprocessor. One warp of it copies, kWarpgroups
-// warpgroups multiply 64 rows of W each. A stage holds a unit of up to as many
-// rows and of up to Tokens tokens, and the tokens' records; rows are copied in
-// groups of eight as in grouped_linear_wgmma.cuh, whose division among blocks
-// this kernel has. Rows of shared memory without a copy spoil rows and columns
-// of sums alone that are not stored. Results go to the rows of y that `order`
+// One block stays on each multiprocessor. One warp of it copies, kWarpgroups warpgroups multiply 64 rows of W each. A
+// stage holds a unit of up to as many rows and of up to Tokens tokens, and the tokens' records; rows are copied in
+// groups of eight as in grouped_linear_wgmma.cuh, whose division among blocks this kernel has. Rows of shared memory
+// without a copy spoil rows and columns of sums alone that are not stored. Results go to the rows of y that `order`
 // names.
 //
-// Shapes: x [rows, k] in F16 or BF16, k a multiple of 256, n of 8, rows of W
-// that begin at multiples of 16 bytes, at most kMostExperts experts. Compute
-// capability 9.0.
+// Shapes: x [rows, k] in F16 or BF16, k a multiple of 256, n of 8, rows of W that begin at multiples of 16 bytes, at
+// most kMostExperts experts. Compute capability 9.0.
 //
-// Shared memory: SortedBlocksShared, as many stages as fit, 2 to 4. Registers:
-// Tokens sums a thread of the warpgroups that multiply, of which half are a
-// unit's, 32 for W and its scales.
+// Shared memory: SortedBlocksShared, as many stages as fit, 2 to 4. Registers: Tokens sums a thread of the warpgroups
+// that multiply, of which half are a unit's, 32 for W and its scales.
 #pragma once
 
 #include "../../common/block_product_halves.cuh"
@@ -48,8 +41,7 @@ struct SortedBlocksShape {
   static constexpr int kGroups = 8 * kWarpgroups;  // of W in a stage
   static constexpr int kPass = std::min(Tokens, 16), kPitch = 64 + 4;
   static constexpr int kUnitBytes = quantized::BlockCodes<Format>::kUnitBytes;
-  // A unit of a row begins and ends at multiples of 16 bytes; an odd number of
-  // these parts rows by banks.
+  // A unit of a row begins and ends at multiples of 16 bytes; an odd number of these parts rows by banks.
   static constexpr int kChunks = kUnitBytes % 16 == 0 ? kUnitBytes / 16 : quantized::blocks::kMostChunks<Format>;
   static constexpr int kPlace = 16 * (kChunks | 1);
   static constexpr int kInputBytes = Tokens * 2 * quantized::kUnit;
@@ -69,8 +61,8 @@ struct SortedBlocksShared {
   ExpertTiles<Shape::kTokens> tiles;
 };
 
-// Tokens that an order names. A unit of x that is not finite makes NaN of its
-// token's sums, which are taken again from the elements then.
+// Tokens that an order names. A unit of x that is not finite makes NaN of its token's sums, which are taken again from
+// the elements then.
 template <uint32_t Format>
 struct OrderedTokens {
   const int32_t* order;
@@ -158,9 +150,8 @@ __device__ __forceinline__ void copy_blocks(const SortedBlocksArguments<Shape::k
   }
 }
 
-// Four codes less their offset as F16, times a whole number. 1024 and a code
-// times a scale of six bits without a sign are within F16, so one instruction
-// takes 1024 times the scale off that; other scales are not.
+// Four codes less their offset as F16, times a whole number. 1024 and a code times a scale of six bits without a sign
+// are within F16, so one instruction takes 1024 times the scale off that; other scales are not.
 template <typename Codes>
 __device__ __forceinline__ uint2 scaled_codes(uint32_t codes, __half2 scale) {
   const auto as_halves = [](const uint32_t& two) { return *reinterpret_cast<const __half2*>(&two); };
@@ -248,8 +239,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   // All lanes of a warp have one value, and the shuffle tells the compiler so.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp / 4;
 
-  // Barriers: a stage is full once its bytes are there, empty once every warp
-  // has read it.
+  // Barriers: a stage is full once its bytes are there, empty once every warp has read it.
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       barrier_init(&shared.full[stage], 1);
@@ -343,8 +333,7 @@ cudaError_t launch_sorted_input(const nvb_grouped_linear_params& p, const nvb_la
                            &launch, p, units, vectors);
 }
 
-// Tiles by the tokens that an expert has on the average, of which most have
-// room for them then.
+// Tiles by the tokens that an expert has on the average, of which most have room for them then.
 template <uint32_t Format>
 cudaError_t launch_sorted_blocks_format(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const cudaError_t error = p.input_dtype == NVB_BF16 ? launch_sorted_input<__nv_bfloat16>(p, launch)

@@ -1,30 +1,22 @@
-// y = act(x W[expert]ᵀ + bias[expert]) by wgmma, W and x brought by bulk tensor
-// copies through a deep ring.
+// y = act(x W[expert]ᵀ + bias[expert]) by wgmma, W and x brought by bulk tensor copies through a deep ring.
 //
-// An expert has few tokens beside its rows of W, so that reading W is the work:
-// rows of W are the 64 rows of wgmma and tokens its columns, of which there may
-// be as few as eight. One block stays on each multiprocessor. One warp of it
-// copies, `Warpgroups` warpgroups multiply 64 rows each, and the copies for the
-// next piece (grouped_linear_wgmma_tiles) run while the sums of the last are
-// finished.
+// An expert has few tokens beside its rows of W, so that reading W is the work: rows of W are the 64 rows of wgmma and
+// tokens its columns, of which there may be as few as eight. One block stays on each multiprocessor. One warp of it
+// copies, `Warpgroups` warpgroups multiply 64 rows each, and the copies for the next piece (grouped_linear_wgmma_tiles)
+// run while the sums of the last are finished.
 //
-// A stage holds `Depth` blocks of 64 k of up to 64 * Warpgroups rows of W and
-// of up to `Tokens` rows of x, in groups of eight rows, of which those that the
-// piece has are copied. W is copied in fours of groups, what is left singly,
-// because the copy engine takes a while for each copy, however short. Rows of
-// shared memory without a copy keep what was there, and rows of x may be
-// another expert's: they spoil rows and columns of sums alone that are not
-// stored.
+// A stage holds `Depth` blocks of 64 k of up to 64 * Warpgroups rows of W and of up to `Tokens` rows of x, in groups of
+// eight rows, of which those that the piece has are copied. W is copied in fours of groups, what is left singly,
+// because the copy engine takes a while for each copy, however short. Rows of shared memory without a copy keep what
+// was there, and rows of x may be another expert's: they spoil rows and columns of sums alone that are not stored.
 //
-// A token's order of sums depends on k alone: one chain of instructions of 16 k
-// from the first to the last, whatever the tiles are.
+// A token's order of sums depends on k alone: one chain of instructions of 16 k from the first to the last, whatever
+// the tiles are.
 //
-// Shapes: x [rows, k], W [experts * n, k] in F16 or BF16, rows 16-byte aligned,
-// k a multiple of 64, n of 8, at most kMostExperts experts. Compute
-// capability 9.0.
+// Shapes: x [rows, k], W [experts * n, k] in F16 or BF16, rows 16-byte aligned, k a multiple of 64, n of 8, at most
+// kMostExperts experts. Compute capability 9.0.
 //
-// Shared memory: WgmmaShared, up to 227 KiB. Registers: Tokens / 2 sums a
-// thread of the warpgroups that multiply.
+// Shared memory: WgmmaShared, up to 227 KiB. Registers: Tokens / 2 sums a thread of the warpgroups that multiply.
 #pragma once
 
 #include <algorithm>
@@ -45,21 +37,18 @@ inline constexpr int kManyGroups = 4;          // in one copy of W
 template <int Tokens, int Warpgroups, int Depth, int Stages>
 struct WgmmaShape {
   static constexpr int kTokens = Tokens, kWarpgroups = Warpgroups, kDepth = Depth, kStages = Stages;
-  // Registers are traded by whole warpgroups, where the sums take more than an
-  // equal share of them.
+  // Registers are traded by whole warpgroups, where the sums take more than an equal share of them.
   static constexpr bool kTrades = Tokens > 128;
   static constexpr int kThreads = 128 * Warpgroups + (kTrades ? 128 : 32);
   static constexpr int kGroups = 8 * Warpgroups;  // of W in a stage
   static constexpr int kGroupBytes = Depth * kGroupBlockBytes;
-  // Groups of x in one copy. Many make up for what is copied in vain, and
-  // blocks of k are not between them then.
+  // Groups of x in one copy. Many make up for what is copied in vain, and blocks of k are not between them then.
   static constexpr int kInputGroups = Tokens > 64 ? 4 : 1;
   static constexpr int kStageBytes = (kGroups + Tokens / kGroupRows) * kGroupBytes;
-  // With few tokens for an expert blocks share rows evenly, with many they
-  // share L2.
+  // With few tokens for an expert blocks share rows evenly, with many they share L2.
   static constexpr bool kNeighbours = Tokens <= 64;
-  // Tokens whose sums a warpgroup has in shared memory together. The pitch, in
-  // floats, puts the tokens of a fragment into different banks.
+  // Tokens whose sums a warpgroup has in shared memory together. The pitch, in floats, puts the tokens of a fragment
+  // into different banks.
   static constexpr int kPass = std::min(Tokens, 16);
   static constexpr int kPitch = 64 + 4;
 
@@ -138,9 +127,8 @@ struct SortedTokens {
   __device__ __forceinline__ void repair(int64_t, int64_t, float (&)[4]) const {}
 };
 
-// Bias, activation, store of a warpgroup's 64 rows of W, kPass tokens at a time
-// by way of shared memory. `tokens` says to which row of the output a token
-// goes, and may put four of its sums right, from a row of all experts' W on.
+// Bias, activation, store of a warpgroup's 64 rows of W, kPass tokens at a time by way of shared memory. `tokens` says
+// to which row of the output a token goes, and may put four of its sums right, from a row of all experts' W on.
 template <typename Shape, int Count, typename Tokens>
 __device__ __forceinline__ void epilogue_piece(const LinearEpilogue& epilogue, const Piece& piece,
                                                const float (&sums)[Count], float* staged, int warpgroup,
@@ -191,8 +179,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   // All lanes of a warp have one value, and the shuffle tells the compiler so.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
 
-  // Barriers: a stage is full once its bytes are there, empty once every
-  // warpgroup has read it.
+  // Barriers: a stage is full once its bytes are there, empty once every warpgroup has read it.
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Shape::kStages; ++stage) {
       barrier_init(&shared.full[stage], 1);
@@ -204,8 +191,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     prefetch_tensor_map(&arguments.many_weight);
   }
 
-  // Which experts have tokens is known behind the grid before, and without it
-  // nothing of W.
+  // Which experts have tokens is known behind the grid before, and without it nothing of W.
   begin_overlapped();
   shared.tiles.load(arguments.expert_offsets, arguments.experts, arguments.rows);
   Walk<Shape::kTokens, Shape::kGroups, Shape::kNeighbours> walk(shared.tiles, arguments.experts, arguments.rows,
@@ -255,10 +241,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// A map of `rows` rows of k elements of 16 bits, in boxes of `depth` blocks.
-// Its dimensions are the 128 bytes of a block, the rows and the blocks; of W,
-// eight rows, the blocks and the groups of rows. (No stride need be the
-// largest.)
+// A map of `rows` rows of k elements of 16 bits, in boxes of `depth` blocks. Its dimensions are the 128 bytes of a
+// block, the rows and the blocks; of W, eight rows, the blocks and the groups of rows. (No stride need be the largest.)
 struct MatrixOfBlocks {
   const void* data;
   int64_t rows;
@@ -313,9 +297,8 @@ cudaError_t launch_shape(const nvb_grouped_linear_params& p, const nvb_launch& l
                            sizeof(WgmmaShared<Shape>), &launch, arguments);
 }
 
-// Tiles by the tokens that an expert has on the average: most have room for
-// them then. Columns of wgmma that are not stored cost nothing while W is what
-// is waited for, but the second tile of an expert reads W again.
+// Tiles by the tokens that an expert has on the average: most have room for them then. Columns of wgmma that are not
+// stored cost nothing while W is what is waited for, but the second tile of an expert reads W again.
 template <Operands Kind>
 cudaError_t launch_wgmma(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   const auto mean_within = [&](int64_t tokens) { return p.rows <= tokens * p.all_experts; };
