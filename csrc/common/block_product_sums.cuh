@@ -20,8 +20,7 @@ __device__ __forceinline__ void load_minima(const Scales (&scales)[2], uint32_t 
 // Adds a unit's sums with two columns, and those that its minima have, which are `less` times as much.
 template <typename Codes, typename Scales, typename Sum>
 __device__ __forceinline__ void add_unit(const Scales (&scales)[2], const Sum (&unit_sums)[4],
-                                         const float (&minima_sums)[4], float less, const float2& inverse,
-                                         float (&sums)[4]) {
+                                         const float (&minima_sums)[4], float less, float2 inverse, float (&sums)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float sum = static_cast<float>(unit_sums[i]);
