@@ -34,8 +34,6 @@ struct Merged {
       output.z += weight * outputs[i].z, output.w += weight * outputs[i].w;
     }
   }
-
-  __device__ __forceinline__ float2 state() const { return make_float2(maximum, sum); }
 };
 
 // Counts a block in, and whether it is the last: what the blocks before it have written is then visible to this thread,

@@ -188,16 +188,17 @@ struct UnitCopy<Format, Copies::kTensor> {
   static __device__ __forceinline__ int element_of(int unit) { return unit * kBytes / 16 * (16 / kMapBytes<Format>); }
 };
 
-// The map of W's rows, `rows` in all, for a plan with Copies::kTensor: a box is a unit of 16 rows.
+// The map of a weight's rows, `rows` in all, of which a box has `box_rows` and `place` bytes of each.
 template <uint32_t Format>
-cudaError_t make_row_map(CUtensorMap& map, const nvb_linear_quantized_params& p, const Plan& plan, int64_t rows) {
+cudaError_t make_row_map(CUtensorMap& map, const void* weight, int64_t stride, int64_t row_bytes, int64_t rows,
+                         int place, int box_rows) {
   constexpr int bytes = kMapBytes<Format>;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(plan.row_bytes / bytes), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(p.weight_stride)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(plan.place / bytes), kRows};
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(row_bytes / bytes), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(place / bytes), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
   const auto type = bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  const CUresult result = tensor_map_encoder()(&map, type, 2, const_cast<void*>(p.weight), sizes, strides, box, steps,
+  const CUresult result = tensor_map_encoder()(&map, type, 2, const_cast<void*>(weight), sizes, strides, box, steps,
                                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
                                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;

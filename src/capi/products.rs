@@ -121,8 +121,9 @@ pub unsafe extern "C" fn nvb_matmul(
 /// Queues the products of a mixture of experts, summed in f32 with one rounding at the store; a quantised weight's values
 /// are exact, with the exception below. Does not synchronise; may be captured. Tokens that name their experts are sorted on the
 /// CPU, which allocates. On CUDA many of them with an input in F16 or BF16 are sorted on the device, for which the first call of
-/// a stream may allocate workspace, and GGUF's blocks are then rounded to the input's dtype; all others are computed row by row,
-/// with blocks from compute capability 8.0 on by tensor cores, as `nvb_linear` does for few tokens.
+/// a stream may allocate workspace, and GGUF's blocks are then rounded to the input's dtype, or on 9.0, in formats of 256
+/// elements, to 11 bits; all others are computed row by row, with blocks from compute capability 8.0 on by tensor cores, as
+/// `nvb_linear` does for few tokens.
 /// (With `batch_invariant` none are sorted, and the first call of a stream with input that is not aligned, or whose rows overlap,
 /// may allocate workspace. Nothing else allocates.)
 #[no_mangle]

@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kHeadDim == 256 ? 1 : 2)
     }
   }
 
-  float output[kSlices][4] = {};    // rows are columns group and group + 8 of a
-                                    // slice, columns pairs 2 * quad and + 1
+  // Of each slice columns own_pair and own_pair + 8, of pairs 2 * quad and 2 * quad + 1.
+  float output[kSlices][4] = {};
   float reference = -CUDART_INF_F;  // of the own pair, in powers of two
   float sum = 0.0f;                 // of this lane's keys of it
   int stage = 0;

@@ -69,7 +69,8 @@ cudaError_t launch_copies(const nvb_grouped_linear_params& p, const nvb_launch& 
   const nvb_linear_quantized_params whole = make_whole(p);
   CUtensorMap map = {};
   if constexpr (Copy == quantized::blocks::Copies::kTensor) {
-    error = quantized::blocks::make_row_map<Format>(map, whole, plan, whole.n);
+    error = quantized::blocks::make_row_map<Format>(map, whole.weight, whole.weight_stride, plan.row_bytes, whole.n,
+                                                    plan.place, quantized::blocks::kRows);
     if (error != cudaSuccess) return error;
   }
   const dim3 grid(plan.grid, static_cast<unsigned>(height), static_cast<unsigned>(depth));

@@ -20,6 +20,7 @@
 // that multiply, of which half are a unit's, 32 for W and its scales.
 #pragma once
 
+#include "../../common/block_product_copy.cuh"
 #include "../../common/block_product_halves.cuh"
 #include "../../common/quantized_nonfinite.cuh"
 #include "../../common/shared_limit.h"
@@ -126,7 +127,6 @@ __device__ __forceinline__ void copy_blocks(const SortedBlocksArguments<Shape::k
     uint8_t* const stage = shared.stages[place.stage];
     uint8_t* const weight = stage + Shape::kInputBytes;
     const int element = unit * Shape::kUnitBytes / 16 * (16 / kMapBytes);
-    // All lanes wait: racecheck knows no barrier behind which only one of a warp has waited.
     barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
     if (lane == 0) barrier_expect(full, bytes);
     __syncwarp();
@@ -278,22 +278,6 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 #endif
 }
 
-// The map of W's rows, in boxes of so many of them.
-template <typename Shape>
-cudaError_t make_block_map(CUtensorMap& map, const nvb_grouped_linear_params& p, int rows) {
-  constexpr int kBytes = quantized::blocks::kMapBytes<Shape::kFormat>;
-  const int64_t row_bytes = p.k / quantized::kUnit * Shape::kUnitBytes;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(row_bytes / kBytes), static_cast<cuuint64_t>(p.n * p.experts)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(p.weight_stride)};
-  const cuuint32_t box[2] = {Shape::kPlace / kBytes, static_cast<cuuint32_t>(rows)};
-  const cuuint32_t steps[2] = {1, 1};
-  const auto type = kBytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
-  const CUresult result = tensor_map_encoder()(&map, type, 2, const_cast<void*>(p.weight), sizes, strides, box, steps,
-                                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 template <typename Shape>
 cudaError_t launch_sorted_shape(const nvb_grouped_linear_params& p, const nvb_launch& launch) {
   static_assert(sizeof(SortedBlocksShared<Shape>) <= 227 * 1024, "what a block can have");
@@ -303,9 +287,14 @@ cudaError_t launch_sorted_shape(const nvb_grouped_linear_params& p, const nvb_la
   const MatrixOfBlocks input = {staged.numbers, p.rows, p.k, p.k};
   cudaError_t error = make_map(arguments.input, input, 3, kUnitBlocks, kGroupRows, 1);
   if (error != cudaSuccess) return error;
-  error = make_block_map<Shape>(arguments.weight, p, kGroupRows);
+  const auto make_weight_map = [&](CUtensorMap& map, int rows) {
+    return quantized::blocks::make_row_map<Shape::kFormat>(map, p.weight, p.weight_stride,
+                                                           int64_t{arguments.units} * Shape::kUnitBytes,
+                                                           p.n * p.experts, Shape::kPlace, rows);
+  };
+  error = make_weight_map(arguments.weight, kGroupRows);
   if (error != cudaSuccess) return error;
-  error = make_block_map<Shape>(arguments.many_weight, p, kManyGroups * kGroupRows);
+  error = make_weight_map(arguments.many_weight, kManyGroups * kGroupRows);
   if (error != cudaSuccess) return error;
   arguments.epilogue = make_epilogue_alone(p, p.n);
   arguments.expert_offsets = p.expert_offsets;

@@ -41,7 +41,9 @@ cudaError_t launch_copies(const nvb_linear_quantized_params& p, const nvb_launch
       nvb_cuda_raise_shared_limit(reinterpret_cast<const void*>(kernel), launch.shared_bytes_per_block - 1024);
   if (error != cudaSuccess) return error;
   CUtensorMap map = {};
-  if constexpr (Copy == Copies::kTensor) error = make_row_map<Format>(map, p, plan, p.n);
+  if constexpr (Copy == Copies::kTensor) {
+    error = make_row_map<Format>(map, p.weight, p.weight_stride, plan.row_bytes, p.n, plan.place, kRows);
+  }
   if (error != cudaSuccess) return error;
   const unsigned passes = static_cast<unsigned>((p.m + plan.tokens - 1) / plan.tokens);
   return launch_overlapped(kernel, dim3(plan.grid, passes), dim3(32 * plan.team * plan.teams), plan.bytes, &launch, p,
