@@ -11,7 +11,7 @@ if [ -x "$nvcc" ]; then
   libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
   flags=(-std=c++17 -O3 --expt-relaxed-constexpr -Icsrc -Itests/gpu -gencode "arch=compute_90a,code=sm_90a")
   "$nvcc" "${flags[@]}" tests/gpu/branches.cu tests/gpu/decode_step_gemv.cu csrc/linear/sm90/linear_gemv_ring.cu \
-    csrc/rms_norm/rms_norm.cu csrc/common/constant_reads.cu -cudadevrt none "-L$libraries" -o "$program"
+    csrc/rms_norm/rms_norm.cu csrc/common/constant_reads.cu csrc/common/shared_limit.cu -cudadevrt none "-L$libraries" -o "$program"
 fi
 if [ -e /dev/nvidiactl ]; then exec "$program" "$@"; fi
 echo "$program is built; there is no GPU to run it"

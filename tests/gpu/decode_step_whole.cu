@@ -81,7 +81,8 @@ class Step : public Layer {
 
   void queue_step(int step, const Parts& parts) {
     nvb_embedding_params e = {};
-    e.tokens = tokens_ + step, e.table = head_, e.output = residual_, e.rows = 1, e.vocabulary = kVocabulary / 2;
+    e.tokens = tokens_ + step, e.table = head_, e.output = residual_, e.rows = e.batch_tokens = e.token_stride = 1,
+    e.vocabulary = kVocabulary / 2;
     e.columns = e.table_stride = e.output_stride = model_.width;
     e.table_dtype = NVB_BF16, e.output_dtype = NVB_F32, e.scale = 1;
     MUST(nvb_cuda_embedding(&e, &launch_));
@@ -281,6 +282,7 @@ std::vector<Variant> variants() {
     all.push_back({name, parts});
   };
   add("one step a launch", [](Parts& p) { p.steps = 1; });
+  add("nothing constant", [](Parts& p) { p.constant = 0; });
   add("no argmax", [](Parts& p) { p.argmax = false; });
   add("no head, argmax", [](Parts& p) { p.argmax = p.head = false; });
   add("no layers", [](Parts& p) { p.layers = false; });

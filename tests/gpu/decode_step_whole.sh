@@ -13,7 +13,7 @@ if [ -x "$nvcc" ]; then
   "$nvcc" "${flags[@]}" tests/gpu/decode_step_whole.cu tests/gpu/decode_step_int4.cu tests/gpu/decode_step_int8.cu \
     tests/gpu/decode_step_gemv.cu csrc/linear/sm90/linear_gemv_ring.cu csrc/rms_norm/rms_norm.cu csrc/rope/rope.cu \
     csrc/attention/sm80/attention_decode_short.cu csrc/attention/sm90/attention_decode_rope.cu csrc/argmax/argmax.cu \
-    csrc/embedding/embedding.cu csrc/common/constant_reads.cu -cudadevrt none "-L$libraries" -o "$program"
+    csrc/embedding/embedding.cu csrc/common/constant_reads.cu csrc/common/shared_limit.cu -cudadevrt none "-L$libraries" -o "$program"
 fi
 # A kernel that is loaded when it is first launched would be loaded during a capture.
 export CUDA_MODULE_LOADING=EAGER
