@@ -91,11 +91,14 @@ __device__ __forceinline__ ItemSlope item_slope(const nvb_attention_decode_param
 }
 // What all rows of a sequence see together. Called by whole warps, whose lanes have a row each, so that the positions
 // are loaded side by side.
+template <bool Old>
 __device__ __forceinline__ DecodeKeys sequence_keys(const nvb_attention_decode_params& p, int sequence) {
-  if (p.rows_per_sequence == 1) return keys_at(p, p.positions[sequence]);
+  if (p.rows_per_sequence == 1) return keys_at(p, load_index<Old>(p.positions + sequence));
   const int lane = threadIdx.x % 32;
   DecodeKeys keys{0, 0};
-  if (lane < p.rows_per_sequence) keys = keys_at(p, p.positions[sequence * p.rows_per_sequence + lane]);
+  if (lane < p.rows_per_sequence) {
+    keys = keys_at(p, load_index<Old>(p.positions + sequence * p.rows_per_sequence + lane));
+  }
   if (keys.end == 0) keys.begin = kMaxLength;
 #pragma unroll
   for (int offset = NVB_ATTENTION_MAX_ROWS_PER_SEQUENCE / 2; offset > 0; offset /= 2) {
@@ -126,13 +129,14 @@ __device__ __forceinline__ DecodeBlock block_items(const nvb_attention_decode_pa
   return block;
 }
 
-// Divides the visible keys in tiles of kTileKeys over the splits, with at least `min_tiles` in each.
-template <int kTileKeys>
+// Divides the visible keys in tiles of kTileKeys over the splits, with at least `min_tiles` in each. `Old`: the grids
+// in front may be writing positions and slots, so the result is good for what is asked for in L2 alone.
+template <int kTileKeys, bool Old = false>
 __device__ __forceinline__ DecodeBlock find_decode_block(const DecodeArguments& arguments, int min_tiles) {
   const nvb_attention_decode_params& p = arguments.params;
   DecodeBlock block = block_items(p);
-  const DecodeKeys keys = sequence_keys(p, block.sequence);
-  block.slot = p.slots != nullptr ? p.slots[block.sequence] : block.sequence;
+  const DecodeKeys keys = sequence_keys<Old>(p, block.sequence);
+  block.slot = p.slots != nullptr ? load_index<Old>(p.slots + block.sequence) : block.sequence;
   const bool inside = block.slot >= 0 && block.slot < p.slot_count;
   const int length = inside ? keys.end : 0;
   block.window = keys.begin;

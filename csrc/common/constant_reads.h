@@ -2,10 +2,11 @@
 // for the grid before them (programmatic_launch.cuh).
 //
 // A kernel that begins early runs beside the grids before it, any of which may be unfinished. Eager calls therefore may
-// load nothing before their wait, a weight neither: an earlier call may still be writing it. In a list that is captured
-// as a graph the writers are known. What no node of the list writes is constant for all of its nodes: each grid of a
-// replay begins after the replay's first one has begun, and that one follows all earlier work of its stream by a full
-// edge.
+// load no tensor before their wait: an earlier call, or a kernel of the engine's, may still be writing it. They may ask
+// for it in L2, which has what was written whoever did, and they may load weights in the library's own memory, whose
+// making was waited for (`settled` of nvb_linear_params). In a list that is captured as a graph the writers are known.
+// What no node of the list writes is constant for all of its nodes: each grid of a replay begins after the replay's
+// first one has begun, and that one follows all earlier work of its stream by a full edge.
 //
 // Whoever captures such a list says so for each operation on the thread that calls its launcher.
 #pragma once

@@ -29,8 +29,8 @@ struct nvb_linear_params {
   uint32_t residual_dtype;  // ignored without a residual
   uint32_t output_dtype;
   uint32_t activation;
-  uint32_t gated;  // 0 or 1
-  uint32_t reserved;
+  uint32_t gated;    // 0 or 1
+  uint32_t settled;  // 0 or 1: no work that is queued writes the weight, as if it were constant (constant_reads.h)
 };
 
 extern "C" {

@@ -54,6 +54,8 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
   return rsqrtf(sum / static_cast<float>(p.columns) + p.epsilon);
 }
 
+constexpr int kPrefetchedBytes = 64;  // of a weight, that one thread asks for
+
 template <int Width, int Values, form Form, bool Quantizes>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
                                   !kIsNarrow<Width, Form>     ? 1
@@ -92,6 +94,19 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
       if (first + v * step < columns) load_weights(v, first + v * step);
     }
   }
+#if __CUDA_ARCH__ >= 900
+  // Weights that may be written are asked for in L2, which is right whoever writes them: a step has driven them out.
+  if constexpr (Form == form::few_rows) {
+    const int weight_bytes = p.weight_dtype == NVB_F32 ? 4 : 2;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int at = (first + v * step) * weight_bytes;
+      if (first + v * step >= columns || at % kPrefetchedBytes != 0) continue;
+      if (first_weight != nullptr) prefetch_l2(static_cast<const char*>(first_weight) + at);
+      if (has_post_weight && p.weight != nullptr) prefetch_l2(static_cast<const char*>(p.weight) + at);
+    }
+  }
+#endif
   wait_for_previous_grid();
   if (row >= p.rows) return;
 

@@ -169,6 +169,22 @@ __global__ void __launch_bounds__(kThreads, kBlocks) rope_kernel(const __grid_co
     }
   };
 
+#if __CUDA_ARCH__ >= 900
+  // What may be written is asked for in L2, which is right whoever writes it: a step has driven the factors out.
+  if constexpr (Prefetch && !Constant) {
+    const int norm_bytes = norm_dtype == NVB_F32 ? 4 : 2;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (norm == nullptr || column[i][j] >= p.head_dim) continue;
+        prefetch_l2(static_cast<const char*>(norm) + column[i][j] * norm_bytes);
+      }
+    }
+    prefetch_l2(p.positions + token);
+    if (is_cached && p.slots != nullptr) prefetch_l2(p.slots + token);
+  }
+#endif
   if constexpr (Constant) find_angles();
   wait_for_previous_grid();
 

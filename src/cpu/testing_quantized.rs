@@ -87,6 +87,7 @@ impl Quantized {
             scales,
             zero_points: if format.zero_points { zero_points.as_ptr() } else { std::ptr::null() },
             order: std::ptr::null(),
+            settled: false,
         };
         Quantized { quantized, groups, zero_points, factors, order: Vec::new(), view }
     }

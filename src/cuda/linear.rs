@@ -29,7 +29,7 @@ mirror! {
         output_dtype: u32 = op.output.dtype as u32,
         activation: u32 = op.activation as u32,
         gated: u32 = op.weight.gated.into(),
-        reserved: u32 = 0,
+        settled: u32 = op.weight.settled.into(),
     }
 }
 

@@ -165,6 +165,7 @@ impl Weight {
         Ok(Weight::finished(geometry, map, allocation, !order.is_empty(), error.relative()))
     }
 
+    /// The weight, once all that was queued to make it has been waited for.
     fn finished(
         geometry: Geometry,
         map: &RowMap,
@@ -173,6 +174,7 @@ impl Weight {
         relative_error: f64,
     ) -> Weight {
         let view = WeightView::at(&geometry, map.is_gated(), allocation.pointer().cast(), ordered);
+        let view = WeightView { settled: true, ..view };
         Weight { view, geometry, allocation: Some(allocation), relative_error, packed: None }
     }
 

@@ -155,7 +155,8 @@ fn moved(view: &WeightView, to: usize) -> WeightView {
         true => std::ptr::null(),
         false => shift(view.zero_points as usize) as *const f16,
     };
-    WeightView { data: to as *mut std::ffi::c_void, scales, zero_points, ..*view }
+    // The copy may still be on its way.
+    WeightView { data: to as *mut std::ffi::c_void, scales, zero_points, settled: false, ..*view }
 }
 
 /// What lists of values hold.

@@ -24,6 +24,9 @@ pub struct WeightView {
     pub zero_points: *const f16,
     /// i32 [K]: column j multiplies element order[j] of an input row (GPTQ's activation order); NULL: element j.
     pub order: *const i32,
+    /// No work that is queued writes it, so kernels may read it before those in front of them have finished: memory of the library's,
+    /// whose making was waited for.
+    pub settled: bool,
 }
 
 // SAFETY: addresses and their description, dereferenced only by executors.
@@ -51,6 +54,7 @@ impl WeightView {
             scales: Scales::None,
             zero_points: std::ptr::null(),
             order: std::ptr::null(),
+            settled: false,
         }
     }
 
@@ -76,6 +80,7 @@ impl WeightView {
             },
             zero_points: if format.zero_points { at(zero_points.start).cast() } else { std::ptr::null() },
             order: if ordered { at(order).cast() } else { std::ptr::null() },
+            settled: false,
         }
     }
 

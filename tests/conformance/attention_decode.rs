@@ -4,6 +4,7 @@ use crate::attention_cases::{attend, attention_bound, dtypes, expect_attention, 
 use crate::compare::compare;
 use crate::run::{check, expect_error, rounded, Failure, Layout, Outcome, Run, LAYOUTS, PLAIN};
 use nvbackend::error::Status;
+use nvbackend::operation::argmax::Argmax;
 use nvbackend::operation::attention::{
     AttentionConfig, AttentionDecode, AttentionPrefill, DecodeRows, KeySource, EMPTY_ROW,
 };
@@ -333,6 +334,50 @@ fn decode_agrees_with_prefill() {
         run.executor().run(&Operation::from(decode), run.stream.raw())?;
         let (prefilled, decoded) = (run.read(&prefilled)?, run.read(&decoded)?);
         compare(DType::F32, &decoded, &prefilled, 2.0 * attention_bound(dtype, DType::F32), &[]).map_err(Failure::from)
+    });
+}
+
+/// Each call before a decode writes the position that it reads: what a kernel looks up before the one in front has finished may be
+/// the position of the call before that.
+#[test]
+fn positions_that_the_call_before_writes() {
+    let cases = [(DType::Bf16, 256, 0), (DType::F16, 64, 0), (DType::Bf16, 128, 50), (DType::F32, 64, 0)];
+    check("attention_decode at positions of the call before", &cases, |run, &(dtype, dim, window)| {
+        const LENGTH: usize = 200;
+        const STEPS: [usize; 12] = [3, 190, 64, 199, 0, 130, 1, 180, 77, 5, 150, 20];
+        let heads = 4;
+        let config = AttentionConfig::new(AttentionConfig {
+            query_heads: heads,
+            kv_heads: 2,
+            head_dim: dim,
+            window,
+            causal: true,
+            ..AttentionConfig::default()
+        })?;
+        let keys = Keys::new(run, &config, dtype, LENGTH);
+        let cache = filled_cache(run, &config, dtype, 1, LENGTH, &[(0, &keys)])?;
+        let (query, queries) = run.normal(dtype, &[1, heads, dim], PLAIN, 1.0)?;
+        let positions = run.output(DType::I32, &[1], PLAIN)?;
+        let mut steps = Vec::new();
+        for position in STEPS {
+            let mut scores = vec![0.0; LENGTH];
+            scores[position] = 1.0;
+            let scores = run.tensor(DType::F32, &[1, LENGTH], PLAIN, &scores)?;
+            let output = run.output(DType::F32, &[1, heads, dim], PLAIN)?;
+            let rows = one_row(positions, None, 0);
+            let decode = AttentionDecode::new(config, query, cache.layer(1)?, output, None, rows)?;
+            steps.push((Operation::from(Argmax::new(scores, positions)?), Operation::from(decode), output));
+        }
+        for (find, decode, _) in &steps {
+            run.executor().run(find, run.stream.raw())?;
+            run.executor().run(decode, run.stream.raw())?;
+        }
+        run.stream.synchronize()?;
+        for ((_, _, output), position) in steps.iter().zip(STEPS) {
+            let row = |head: usize| attend(&config, &queries[head * dim..][..dim], head, &keys, position as i64);
+            expect_attention(run, dtype, output, None, &(0..heads).map(row).collect::<Vec<_>>())?;
+        }
+        Ok(())
     });
 }
 

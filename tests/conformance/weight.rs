@@ -58,6 +58,9 @@ fn test(run: &mut Run, case: &Case) -> Outcome {
     if borrowed != (weight.bytes() == 0) || borrowed != (view.data == tensors[0].data) {
         return Err(format!("{} bytes at {:p}", weight.bytes(), view.data).into());
     }
+    if view.settled == borrowed {
+        return Err(format!("settled is {}", view.settled).into());
+    }
     let pitch = view.row_stride * case.dtype.size();
     let aligned = (view.data as usize).is_multiple_of(256) && pitch.is_multiple_of(16);
     if !borrowed && !aligned {

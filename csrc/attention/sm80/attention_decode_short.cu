@@ -74,6 +74,7 @@ template <typename T, typename Tile>
 __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
     attention_decode_short_kernel(const __grid_constant__ DecodeArguments arguments, const bool early) {
   constexpr int kLanes = Tile::kLanes, kHeads = Tile::kHeads, kUnroll = Tile::kUnroll, kColumns = Tile::kColumns;
+  constexpr int kKeysPerLoad = Tile::kKeysPerLoad;
   constexpr int kScoreLanes = kLanes / (kUnroll * kHeads);  // lanes with the same score
   extern __shared__ __align__(16) float parts[];            // [kWarps][kWarpFloats], [kMaxBlocks][kHeads][kColumns]
   __shared__ float2 states[Tile::kWarps][kHeads];           // maximum in powers of two, sum
@@ -100,21 +101,36 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
   }
   allow_next_grid();
 
-  // Which keys. Where nothing in the graph writes positions and tables they are known before the grids in front have
-  // finished, and what is asked for in L2 is right whoever writes it: a cache that a step of other layers has driven
-  // out of L2 is there by the time the queries are.
+  // Which keys. Before the grids in front have finished positions and tables may be old, but what is asked for in L2 is
+  // right whoever writes it, and where it was not needed nothing is lost: a cache that a step of other layers has
+  // driven out of L2 is there by the time the queries are. `early`: nothing in the graph writes positions and tables,
+  // so they need not be looked at again. What depends on the arguments alone is found here too.
   const bool placed = is_placed(p.placement);
-  const int warp_first = warp * (kUnroll * Tile::kKeysPerLoad) + lane / kLanes;
-  DecodeBlock block;
-  if (early) {
-    block = find_decode_block<Tile::kPass>(arguments, 1);
+  const int warp_first = warp * (kUnroll * kKeysPerLoad) + lane / kLanes;
+  DecodeBlock block = block_items(p);
+  const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
+  const char* query_rows[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    // A head too many repeats the last, and is not stored.
+    const DecodeItem item = item_of(p, block, min(h, block.heads - 1));
+    query_rows[h] = static_cast<const char*>(p.query) +
+                    (item.row * p.query_token_stride + item.head * p.query_head_stride + column) * query_bytes;
+  }
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kOverlapped = true;
+#else
+  constexpr bool kOverlapped = false;
+#endif
+  if constexpr (kOverlapped) {
+    block = find_decode_block<Tile::kPass, true>(arguments, 1);
     for (int first = block.begin + warp_first; first < block.end; first += Tile::kPass) {
+      uint32_t rows[kUnroll];
+      if (placed) kv_rows<kUnroll, kKeysPerLoad, true>(p.placement, page_row(p, block), first, block.end, rows);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const int token = first + u * Tile::kKeysPerLoad;
-        if (!inside || lane % 8 != 0 || token >= block.end) continue;
-        const uint32_t row = placed ? kv_row(p.placement, page_row(p, block), token) : 0;
-        if (placed && row == kNoRow) continue;
+        const int token = first + u * kKeysPerLoad;
+        if (!inside || lane % 8 != 0 || token >= block.end || (placed && rows[u] == kNoRow)) continue;
 #pragma unroll
         for (int tensor = 0; tensor < 2; ++tensor) {
           const int64_t stride = tensor == 0 ? p.key_token_stride : p.value_token_stride;
@@ -122,7 +138,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
           const int64_t head_stride = tensor == 0 ? p.key_head_stride : p.value_head_stride;
           prefetch_l2(static_cast<const T*>(tensor == 0 ? p.key : p.value) +
                       sequence_offset(p, block, sequence_stride) + block.kv_head * head_stride +
-                      (placed ? kv_offset(p.placement.block_stride, row, stride) : token * stride) + column);
+                      (placed ? kv_offset(p.placement.block_stride, rows[u], stride) : token * stride) + column);
         }
       }
     }
@@ -130,20 +146,14 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
   wait_for_previous_grid();
 
   // Queries, which wait for no position.
-  const DecodeBlock query_block = block_items(p);
-  const int query_bytes = p.query_dtype == NVB_F32 ? 4 : 2;
-  const char* const query = static_cast<const char*>(p.query) + static_cast<int64_t>(column) * query_bytes;
   uint4 query_raw[kHeads][2] = {};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    // A head too many repeats the last, and is not stored.
-    const DecodeItem item = item_of(p, query_block, min(h, query_block.heads - 1));
-    const char* const row = query + (item.row * p.query_token_stride + item.head * p.query_head_stride) * query_bytes;
-    if (inside) query_raw[h][0] = load16(row);
-    if (inside && query_bytes == 4) query_raw[h][1] = load16(row + 16);
+    if (inside) query_raw[h][0] = load16(query_rows[h]);
+    if (inside && query_bytes == 4) query_raw[h][1] = load16(query_rows[h] + 16);
   }
 
-  if (!early) block = find_decode_block<Tile::kPass>(arguments, 1);
+  if (!kOverlapped || !early) block = find_decode_block<Tile::kPass>(arguments, 1);
   const T* const keys = static_cast<const T*>(p.key) + sequence_offset(p, block, p.key_sequence_stride) +
                         block.kv_head * p.key_head_stride + column;
   const T* const values = static_cast<const T*>(p.value) + sequence_offset(p, block, p.value_sequence_stride) +
@@ -175,17 +185,13 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
     // Keys past the end are zero, not read: stale rows of the cache may hold NaN.
     uint32_t rows[kUnroll];
     if (placed) {
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int token = first + warp_first + u * Tile::kKeysPerLoad;
-        rows[u] = token < block.end ? kv_row(p.placement, page_row(p, block), token) : kNoRow;
-      }
+      kv_rows<kUnroll, kKeysPerLoad>(p.placement, page_row(p, block), first + warp_first, block.end, rows);
     }
 #pragma unroll
     for (int tensor = 0; tensor < 2; ++tensor) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const int64_t token = first + warp_first + u * Tile::kKeysPerLoad;
+        const int64_t token = first + warp_first + u * kKeysPerLoad;
         const bool valid = inside && token < block.end && (!placed || rows[u] != kNoRow);
         const int64_t stride = tensor == 0 ? p.key_token_stride : p.value_token_stride;
         const int64_t offset = placed ? kv_offset(p.placement.block_stride, rows[u], stride) : token * stride;
@@ -211,7 +217,7 @@ __global__ void __launch_bounds__(32 * Tile::kWarps, Tile::kHeads == 1 ? 2 : 1)
       }
     }
     float score = transpose_sum<kLanes / 2>(products);
-    const int token = first + warp_first + score_index / kHeads * Tile::kKeysPerLoad;
+    const int token = first + warp_first + score_index / kHeads * kKeysPerLoad;
     if (p.soft_cap > 0.0f) score = tanh_fast(score * cap_factor);
     score = token >= visible.begin && token < visible.end ? score * factor : -CUDART_INF_F;
 

@@ -181,7 +181,7 @@ cudaError_t launch(const nvb_linear_params& params, const nvb_launch& launch) {
   const size_t shared_bytes = Slots * kTurnBytes + sizeof(float) * static_cast<size_t>(plan.sums);
   return launch_overlapped(kernel, dim3(plan.blocks), dim3(kThreads), shared_bytes, &launch, params,
                            make_epilogue(params, params.n), plan.parts, plan.part_columns,
-                           (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0);
+                           params.settled != 0 || (nvb_cuda_constant_reads() & NVB_CONSTANT_WEIGHTS) != 0);
 }
 
 }  // namespace gemv_ring
