@@ -116,12 +116,12 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     ScoreTerms<Tile> terms(arguments, work, row, column);
     const auto before = [&](int tile) { return tile_before<Tile>(arguments, work, tile); };
 
-    const auto multiply_keys = [&](bool begun) {
+    const auto multiply_keys = [&](auto& scores, bool begun) {
       const uint64_t b = key_matrix + keys.stage * (Tile::kKeyBytes >> 4);
 #pragma unroll
       for (int k = 0; k < Tile::kHeadDim / 16; ++k) {
         const int block = k / 4, part = k % 4;
-        wgmma_ss_rows<T>(score, query_matrix + block * (64 * 128 >> 4) + 2 * part,
+        wgmma_ss_rows<T>(scores, query_matrix + block * (64 * 128 >> 4) + 2 * part,
                          b + block * (kKeys * 128 >> 4) + 2 * part, k != 0 || begun);
       }
     };
@@ -136,9 +136,9 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
     if (work.first < work.end) {
       // Tiles that every row of this warpgroup sees whole: [clear_first, clear_end).
       const int first_row = warpgroup * 64, last_row = max(first_row, min(first_row + 63, work.rows - 1));
-      const int unseen = keys_of_row<Tile>(arguments, work.kv_length, work.position + last_row).first;
+      const KeyRange last_seen = keys_of_row<Tile>(arguments, work.kv_length, work.position + last_row);
       const int seen_end = keys_of_row<Tile>(arguments, work.kv_length, work.position + first_row).last + 1;
-      const int clear_first = (unseen + kKeys - 1) / kKeys, clear_end = seen_end / kKeys;
+      const int clear_first = (last_seen.first + kKeys - 1) / kKeys, clear_end = seen_end / kKeys;
       RowMask mask;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -157,25 +157,49 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
 
       // The last tile of keys.
       int tile = work.end - 1;
+      uint32_t kept[Tile::kTakesScoreTerms ? kKeys / 32 : 1];
       barrier_wait(&shared.query_full[warpgroup], query_parity);
       query_parity ^= 1;
       barrier_wait(&shared.key_full[keys.stage], keys.parity);
-      const bool begun = terms.begin_scores(score, work, tile);
-      wgmma_fence();
-      multiply_keys(begun);
-      wgmma_commit();
-      terms.fetch(work, mask, tile);
-      wgmma_wait<0>();
-      wgmma_fence_operand(score);
-      release(&shared.key_empty[keys.stage]);
-      keys.advance();
-      if (tile == work.first) release(&shared.query_empty[warpgroup]);
-      finish_scores(tile, true);
-      exponentiate(score, rows, scaled, arguments.exponent_factor);
-      uint32_t kept[Tile::kTakesScoreTerms ? kKeys / 32 : 1];
-      terms.draw_weights(kept, work, tile);
-      pack_probabilities<T>(p, score);
-      terms.drop_weights(p, kept);
+      const auto release_keys = [&] {
+        release(&shared.key_empty[keys.stage]);
+        keys.advance();
+        if (tile == work.first) release(&shared.query_empty[warpgroup]);
+      };
+      if (Tile::kSkipsHalf && last_seen.last < tile * kKeys + kKeys / 2) {
+        if constexpr (Tile::kSkipsHalf) {
+          float half_score[kKeys / 4];
+          wgmma_fence();
+          multiply_keys(half_score, false);
+          wgmma_commit();
+          wgmma_wait<0>();
+          wgmma_fence_operand(half_score);
+          release_keys();
+          if (arguments.cap_factor != 0.0f) {
+#pragma unroll
+            for (int i = 0; i < kKeys / 4; ++i) half_score[i] = tanh_fast(half_score[i] * arguments.cap_factor);
+          }
+          mask_last(half_score, mask, tile * kKeys + column);
+          if (tile < clear_first) mask_first(half_score, mask, tile * kKeys + column);
+          exponentiate(half_score, rows, scaled, arguments.exponent_factor);
+          // As scores of zero in the other half these would serialise the products of 64 columns (C7511).
+          pack_first_half<T>(p, half_score);
+        }
+      } else {
+        const bool begun = terms.begin_scores(score, work, tile);
+        wgmma_fence();
+        multiply_keys(score, begun);
+        wgmma_commit();
+        terms.fetch(work, mask, tile);
+        wgmma_wait<0>();
+        wgmma_fence_operand(score);
+        release_keys();
+        finish_scores(tile, true);
+        exponentiate(score, rows, scaled, arguments.exponent_factor);
+        terms.draw_weights(kept, work, tile);
+        pack_probabilities<T>(p, score);
+        terms.drop_weights(p, kept);
+      }
 
       // S of one tile beside P . V of the tile after it.
       const auto step = [&](auto masked) {
@@ -183,7 +207,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         barrier_wait(&shared.key_full[keys.stage], keys.parity);
         if constexpr (Tile::kPingPong) named_barrier_sync(turn, 256);
         wgmma_fence();
-        multiply_keys(begun);
+        multiply_keys(score, begun);
         wgmma_commit();
         barrier_wait(&shared.value_full[values.stage], values.parity);
         wgmma_fence();
@@ -193,9 +217,7 @@ __device__ __forceinline__ void multiply_all(const Arguments& arguments, Shared<
         terms.fetch(work, mask, tile);
         wgmma_wait<1>();
         wgmma_fence_operand(score);
-        release(&shared.key_empty[keys.stage]);
-        keys.advance();
-        if (tile == work.first) release(&shared.query_empty[warpgroup]);
+        release_keys();
         finish_scores(tile, decltype(masked)::value);
         exponentiate(score, rows, scaled, arguments.exponent_factor);
         terms.draw_weights(kept, work, tile);

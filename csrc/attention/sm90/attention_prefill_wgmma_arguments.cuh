@@ -18,6 +18,8 @@ struct Tile {
   static constexpr bool kPingPong = PingPong;
   static constexpr bool kTakesTerms = true;
   static constexpr bool kTakesScoreTerms = Scores;
+  // A warpgroup that sees the first half of its last tile of keys alone leaves the other out.
+  static constexpr bool kSkipsHalf = Keys == 128 && !Scores;
   static constexpr int kRows = 64 * Consumers;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (Consumers + 1);

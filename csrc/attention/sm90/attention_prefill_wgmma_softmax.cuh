@@ -83,6 +83,19 @@ __device__ __forceinline__ void pack_probabilities(uint32_t (&p)[Count / 8][4], 
   }
 }
 
+// The same for the first half of the keys; the others weigh 0.
+template <typename T, int Count>
+__device__ __forceinline__ void pack_first_half(uint32_t (&p)[Count / 4][4], const float (&score)[Count]) {
+#pragma unroll
+  for (int k = 0; k < Count / 8; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      p[k][i] = pack_pair<T>(score[8 * k + 2 * i], score[8 * k + 2 * i + 1]);
+      p[Count / 8 + k][i] = 0;
+    }
+  }
+}
+
 template <int Count>
 __device__ __forceinline__ void scale_output(float (&output)[Count], const float (&scale)[2]) {
 #pragma unroll
