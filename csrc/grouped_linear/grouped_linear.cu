@@ -208,7 +208,7 @@ extern "C" cudaError_t nvb_cuda_grouped_linear(const nvb_grouped_linear_params* 
     default:
       break;
   }
-  if (p.order != nullptr) return cudaErrorInvalidValue;
+  if (p.order != nullptr || p.second_weight != nullptr) return cudaErrorInvalidValue;
   switch (p.weight_dtype) {
     case NVB_F32:
       return launch_plain < kFloat | NVB_F32 > (p, *launch);

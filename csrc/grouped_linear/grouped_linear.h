@@ -22,8 +22,9 @@
 // GGUF of 256 elements take it on 9.0, with x in F16 or BF16, k a multiple of 256, n of 8, rows of W that begin at
 // multiples of 16 bytes and at most 1024 experts.
 // With expert_ids blocks of GGUF take tensor cores from 8.0 on, whatever x is, where rows of W begin at multiples of
-// four bytes, of Q3_K and Q6_K of two. Everything else takes a plain kernel. Nothing is rounded but the result, and of
-// blocks x, to whole numbers of three bytes (common/block_product.cuh).
+// four bytes, of Q3_K and Q6_K of two; of them a second product with the same x, numbers of experts and shapes can run
+// in the same grid. Everything else takes a plain kernel. Nothing is rounded but the result, and of blocks x, to whole
+// numbers of three bytes (common/block_product.cuh).
 struct nvb_grouped_linear_params {
   const void* input;
   const int32_t* expert_offsets;  // [experts + 1]; null with expert_ids
@@ -35,6 +36,8 @@ struct nvb_grouped_linear_params {
   const int32_t* order;  // [rows], with expert_offsets: place i is that of row order[i] of y; null: x and y lie so
   void* workspace;       // with order
   void* output;
+  const void* second_weight;  // of a second product like this one, with expert_ids and blocks; null: none
+  void* second_output;
   int64_t rows;        // of y
   int64_t input_rows;  // of x: rows, or with expert_ids also rows / used
   int64_t n;           // rows of W an expert has

@@ -5,6 +5,7 @@
 //! stricter modes refuse.
 
 use super::executor::CudaExecutor;
+use super::grouped_linear;
 use super::operation;
 use super::prelude::*;
 use super::workspace::{self, COUNTER_BYTES};
@@ -95,16 +96,27 @@ pub(super) fn capture(
     Ok(None)
 }
 
-/// Queues the operations on a stream that is captured. Their kernels may load what no operation of the list writes before those in
+/// Queues the operations on a stream that is captured, two alike in one grid where a kernel does that. Their kernels may load what no operation of the list writes before those in
 /// front of them have finished: nothing that is not a kernel stands between them, and something does in front of the first.
 fn run(executor: &CudaExecutor, operations: &[&Operation], stream: RawHandle) -> Result<()> {
     let written = Written::by(operations.iter().copied());
     let constant = ConstantReads;
-    operations.iter().enumerate().try_for_each(|(index, op)| {
+    let mut index = 0;
+    while let Some(op) = operations.get(index) {
         constant.set(written.constant_reads(op));
         let named = |error: Error| error.context(format_args!("node {index}, {}", op.kind().name()));
-        operation::run(executor, op, stream).map_err(named)
-    })
+        if let (Operation::GroupedLinear(first), Some(Operation::GroupedLinear(second))) =
+            (op, operations.get(index + 1).copied())
+        {
+            if grouped_linear::run_two(executor, first, second, stream).map_err(named)? {
+                index += 2;
+                continue;
+            }
+        }
+        operation::run(executor, op, stream).map_err(named)?;
+        index += 1;
+    }
+    Ok(())
 }
 
 /// Makes the operations a part of what the caller captures on the stream. They begin with a fill of the workspace's counters, before

@@ -7,6 +7,7 @@ use super::linear_workspace::input_bytes;
 use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
 use crate::operation::grouped_linear::{GroupedLinear, Routing};
+use crate::weight::WeightView;
 
 mirror! {
     /// `nvb_grouped_linear_params` of csrc/grouped_linear/grouped_linear.h.
@@ -22,6 +23,8 @@ mirror! {
         pub(super) order: *const i32 = std::ptr::null(),
         pub(super) workspace: *mut c_void = std::ptr::null_mut(),
         output: *mut c_void = op.output.data,
+        second_weight: *const c_void = std::ptr::null(),
+        second_output: *mut c_void = std::ptr::null_mut(),
         rows: i64 = op.output.rows as i64,
         input_rows: i64 = op.input.rows as i64,
         n: i64 = op.expert_rows() as i64,
@@ -57,6 +60,8 @@ extern "C" {
 
 /// `NVB_GROUPED_LINEAR_PLAIN` of csrc/grouped_linear/grouped_linear.h.
 pub(super) const PLAIN_FAMILY: u32 = 0;
+/// `NVB_GROUPED_LINEAR_BLOCKS`.
+const BLOCKS_FAMILY: u32 = 4;
 /// `NVB_GROUPED_LINEAR_SORTED_BLOCKS`.
 pub(super) const SORTED_BLOCKS_FAMILY: u32 = 5;
 
@@ -72,6 +77,51 @@ pub(super) fn run(executor: &CudaExecutor, op: &GroupedLinear, stream: RawHandle
     let mut scratch = scratch.lock(executor, stream, || workspace(executor, op))?;
     let input = copy_input(executor, &op.input, std::ptr::null(), &mut scratch, stream)?;
     launch(executor, &params(executor, &GroupedLinear { input, ..*op }), stream)
+}
+
+/// Both products in one grid, as gate and up of a mixture's experts are. `false`, and nothing is queued, where they are not alike or
+/// no kernel does that.
+pub(super) fn run_two(
+    executor: &CudaExecutor,
+    first: &GroupedLinear,
+    second: &GroupedLinear,
+    stream: RawHandle,
+) -> Result<bool> {
+    if executor.batch_invariant || !are_alike(first, second) {
+        return Ok(false);
+    }
+    let _guard = executor.enter()?;
+    if SortedPlan::of(executor, first).is_some() {
+        return Ok(false);
+    }
+    let both = Params { second_weight: second.weight.data, second_output: second.output.data, ..Params::of(first) };
+    if family_of(executor, &both) != BLOCKS_FAMILY {
+        return Ok(false);
+    }
+    launch(executor, &both, stream).map(|()| true)
+}
+
+/// Whether the two differ in the places of weight and output alone, and neither writes what the other touches.
+fn are_alike(first: &GroupedLinear, second: &GroupedLinear) -> bool {
+    let (Routing::Ids(ids), Routing::Ids(others)) = (first.routing, second.routing) else { return false };
+    let same_numbers = ids.data == others.data && ids.shape == others.shape && ids.strides == others.strides;
+    let weight = WeightView { data: first.weight.data, settled: first.weight.settled, ..second.weight };
+    let output = Matrix { data: first.output.data, ..second.output };
+    let ends = |matrix: &Matrix| {
+        let start = matrix.data as usize;
+        (start, start + (matrix.rows * matrix.row_stride + matrix.columns) * matrix.dtype.size())
+    };
+    let apart = |one: &Matrix, other: &Matrix| ends(one).1 <= ends(other).0 || ends(other).1 <= ends(one).0;
+    same_numbers
+        && first.input == second.input
+        && weight == first.weight
+        && output == first.output
+        && first.experts == second.experts
+        && first.activation == second.activation
+        && first.bias.is_none()
+        && second.bias.is_none()
+        && apart(&first.output, &second.output)
+        && apart(&second.output, &first.input)
 }
 
 /// What `run` keeps in scratch. The context is current.
@@ -118,4 +168,37 @@ pub(super) fn launch(executor: &CudaExecutor, params: &Params, stream: RawHandle
     // SAFETY: the descriptor was validated, and the context is current.
     let code = unsafe { nvb_cuda_grouped_linear(params, &executor.launch_on(stream)) };
     executor.check_launch(code, "grouped linear")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::Activation;
+    use crate::tensor::Tensor;
+    use crate::weight::BlockFormat;
+
+    #[test]
+    fn two_products_are_alike_but_for_weight_and_output() {
+        let at = |address: usize| address as *mut c_void;
+        let make = |ids: usize, weight: usize, input: usize, output: usize| {
+            let numbers = Tensor::new(at(ids), DType::I32, &[2, 4]);
+            let view = WeightView::blocks(at(weight), BlockFormat::Q4K, 16 * 32, 256, 256);
+            let (x, y) = (Tensor::new(at(input), DType::F32, &[2, 256]), Tensor::new(at(output), DType::F32, &[8, 32]));
+            GroupedLinear::new(x, (Routing::Ids(numbers), 16), view, None, Activation::None, y).unwrap()
+        };
+        let first = make(0x10000, 0x20000, 0x80000, 0x90000);
+        let alike = |second: &GroupedLinear| are_alike(&first, second);
+        assert!(alike(&make(0x10000, 0x40000, 0x80000, 0xa0000)));
+        assert!(!alike(&make(0x11000, 0x40000, 0x80000, 0xa0000)), "other experts");
+        assert!(!alike(&make(0x10000, 0x40000, 0x81000, 0xa0000)), "another input");
+        assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x90000)), "one output");
+        assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x90200)), "an output within the other");
+        assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x80400)), "it writes what the first reads");
+        let second = make(0x10000, 0x40000, 0x80000, 0xa0000);
+        let other = WeightView::blocks(at(0x40000), BlockFormat::Q5K, 16 * 32, 256, 256);
+        assert!(!alike(&GroupedLinear { weight: other, ..second }), "another format");
+        assert!(!alike(&GroupedLinear { activation: Activation::Silu, ..second }), "another activation");
+        let bias = Some(Tensor::new(at(0x1000), DType::F32, &[16 * 32]));
+        assert!(!alike(&GroupedLinear { bias, ..second }), "a bias");
+    }
 }

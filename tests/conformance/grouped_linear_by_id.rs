@@ -9,9 +9,14 @@ use nvbackend::capi::operations::*;
 use nvbackend::capi::products::*;
 use nvbackend::capi::structs::init;
 use nvbackend::capi::weight::*;
-use nvbackend::operation::Activation;
+use nvbackend::graph::Graph;
+use nvbackend::loading::{PartRows, Source, Weight};
+use nvbackend::operation::grouped_linear::{GroupedLinear, Routing};
+use nvbackend::operation::{Activation, Operation};
+use nvbackend::stream::Stream;
 use nvbackend::tensor::{DType, Tensor};
-use nvbackend::weight::BlockFormat;
+use nvbackend::weight::{Arrangement, BlockFormat};
+use std::sync::Arc;
 
 #[derive(Debug, Clone, Copy)]
 enum Kind {
@@ -166,6 +171,67 @@ const FEW: Case = Case {
     bias: false,
     layout: PLAIN,
 };
+
+/// Gate and up of experts are two products of one input, which a recorded list runs in one grid where they are alike.
+#[test]
+fn two_products_of_a_list() {
+    let mut cases = Vec::new();
+    for format in [BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Q4_0] {
+        let shapes = [(1, 8, 768, 2048), (1, 1, 16, 256), (2, 3, 40, 512), (5, 4, 21, 256), (3, 8, 17, 768)];
+        for (tokens, used, n, k) in shapes {
+            cases.push((format, Case { tokens, used, experts: 12, n, k, shared: tokens != 5, ..FEW }));
+        }
+        cases.push((format, Case { input: DType::Bf16, output: DType::Bf16, ..FEW }));
+        // Many rows are sorted, for which no kernel takes two products.
+        cases.push((format, Case { tokens: 20, used: 4, input: DType::Bf16, ..FEW }));
+    }
+    check("two products of experts in a recorded list", &cases, |run, &(format, ref case)| {
+        let &Case { tokens, used, experts, n, k, .. } = case;
+        let (rows, memory) = (tokens * used, run.device.backend.memory().clone());
+        let mut weights = Vec::new();
+        for _ in 0..2 {
+            let data = blocks(run, format, experts * n, k);
+            let row_bytes = data.len() / (experts * n);
+            let part = PartRows { data: data.as_ptr(), rows: experts * n, row_bytes, pitch: row_bytes };
+            let stacked = Arrangement::Stacked;
+            weights.push(Weight::from_blocks(&memory, format, k, &[part], stacked, Source::Host, run.stream)?);
+        }
+        let numbers = numbers_of(run, case);
+        let ids = run.strided(DType::I32, &[tokens, used], &[used, 1], 0, rows, Some(&numbers))?;
+        let (input, _) = run.normal(case.input, &[if case.shared { tokens } else { rows }, k], PLAIN, 1.0)?;
+        let mut products = Vec::new();
+        for _ in ["recorded", "called"] {
+            for weight in &weights {
+                let output = run.output(case.output, &[rows, n], PLAIN)?;
+                let routing = (Routing::Ids(ids), experts);
+                let op = GroupedLinear::new(input, routing, weight.view(), None, Activation::None, output)?;
+                products.push((Operation::from(op), output));
+            }
+        }
+        run.stream.synchronize()?;
+        let backend = &run.device.backend;
+        let stream = Arc::new(Stream::new(backend.executor(), 0)?);
+        let graph = Graph::new(backend.executor(), backend.memory());
+        graph.begin(&stream)?;
+        products[..2].iter().try_for_each(|(op, _)| backend.queue(op.clone(), &stream))?;
+        graph.end(&stream)?;
+        graph.launch(&stream)?;
+        products[2..].iter().try_for_each(|(op, _)| backend.queue(op.clone(), &stream))?;
+        stream.synchronize()?;
+        // They may divide k otherwise. Rows without an expert are as poisoned as they were.
+        for i in 0..2 {
+            let (launched, called) = (run.read(&products[i].1)?, run.read(&products[2 + i].1)?);
+            let largest = called.iter().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
+            let allowed = largest * bound(case.output).max(1e-5);
+            for (at, (a, b)) in launched.iter().zip(&called).enumerate() {
+                if a.is_nan() != b.is_nan() || (a - b).abs() > allowed {
+                    return Err(format!("product {i}, element {at}: {a} in the list, {b} by a call").into());
+                }
+            }
+        }
+        Ok(())
+    });
+}
 
 #[test]
 fn few_rows_of_blocks() {
