@@ -17,17 +17,17 @@ template <int Width>
 __global__ void __launch_bounds__(kTileThreads)
     embedding_kernel(const nvb_embedding_params p, const uint32_t column_tiles) {
   const int64_t row = static_cast<int64_t>(blockIdx.x / column_tiles) * blockDim.y + threadIdx.y;
-  begin_overlapped();
-  if (row >= p.rows) return;
-  const int64_t tile = blockIdx.x % column_tiles;
-  const int64_t first = (tile * kVectors * blockDim.x + threadIdx.x) * Width;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * Width;
   int64_t place = row, first_row = 0;
   if (p.batch_tokens != p.rows) {
     const int64_t batch = row / p.batch_tokens;
     place = batch * p.token_stride + (row - batch * p.batch_tokens);
     first_row = batch * p.vocabulary;
   }
+  begin_overlapped();
+  if (row >= p.rows) return;
+  const int64_t tile = blockIdx.x % column_tiles;
+  const int64_t first = (tile * kVectors * blockDim.x + threadIdx.x) * Width;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * Width;
   const int64_t token = p.tokens[place];
   const bool known = token >= 0 && token < p.vocabulary;
 

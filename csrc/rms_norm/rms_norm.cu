@@ -55,6 +55,7 @@ __device__ __forceinline__ float inverse_rms(const nvb_rms_norm_params& p, float
 }
 
 constexpr int kPrefetchedBytes = 64;  // of a weight, that one thread asks for
+constexpr int kRowsThatPrefetch = 16;
 
 template <int Width, int Values, form Form, bool Quantizes>
 __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRowThreads<Width>,
@@ -95,8 +96,9 @@ __global__ void __launch_bounds__(kIsNarrow<Width, Form> ? kNarrowThreads : kRow
     }
   }
 #if __CUDA_ARCH__ >= 900
-  // Weights that may be written are asked for in L2, which is right whoever writes them: a step has driven them out.
-  if constexpr (Form == form::few_rows) {
+  // Weights that may be written are asked for in L2, which is right whoever writes them: a step has driven them out. Of
+  // more rows the first ones' loads do that.
+  if (Form == form::few_rows && p.rows <= kRowsThatPrefetch) {
     const int weight_bytes = p.weight_dtype == NVB_F32 ? 4 : 2;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
