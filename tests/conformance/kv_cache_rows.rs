@@ -2,7 +2,7 @@
 //! what an append leaves of a row, byte by byte; and the options that are refused.
 
 use crate::attention_cases::Keys;
-use crate::kv_cache::{case, test, Case, Place};
+use crate::kv_cache_cases::{case, test, Case, Place};
 use crate::run::{check, expect_error, rounded, Outcome, Run, PLAIN};
 use nvbackend::error::Status;
 use nvbackend::kv_cache::{KvCache, KvCacheOptions};

@@ -27,6 +27,7 @@ mod graph;
 mod grouped_linear;
 mod grouped_linear_by_id;
 mod kv_cache;
+mod kv_cache_cases;
 mod kv_cache_rows;
 mod level;
 mod linear;
