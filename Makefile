@@ -1,7 +1,7 @@
 # `make` alone prints what there is. Everything is built inside the checkout: target/ (Cargo), build/ (CMake),
 # .toolchain/ (tools that the system lacks). Wherever CARGO_TARGET_DIR is set, it replaces target/.
 .DEFAULT_GOAL := help
-.PHONY: help setup fetch demo test library install uninstall bench gpu-bundle header abi format lint clean \
+.PHONY: help setup fetch demo test library install uninstall bench gpu-bundle gpu-programs header abi format lint clean \
         dist fuzz test-rust test-models test-tsan test-fuzz test-helgrind test-aarch64 test-cpu-only build-native \
         test-native test-fault-sweep test-dist test-readme test-engines test-engines-sample build-plugin wheel
 
@@ -69,6 +69,9 @@ bench: ## measure every operation on this machine, beside its peers
 
 gpu-bundle: setup ## pack tests and benchmarks for a machine with a GPU and no Rust
 	NVB_CUDA_ARCHITECTURES="$(TEST_ARCHITECTURES)" tools/gpu_bundle.py
+
+gpu-programs: setup ## build each program of tests/gpu, which `make test` does not, and run it where there is a GPU
+	for script in tests/gpu/*.sh; do echo "$$script"; "$$script" || exit 1; done
 
 header: ## write include/nvbackend.h, its layout and the list of exports from src/capi
 	NVB_UPDATE_HEADER=1 cargo test --release $(CPU_ONLY) --test header
