@@ -7,7 +7,8 @@ nvcc=${NVCC:-$(command -v nvcc || echo .toolchain/cuda/bin/nvcc)}
 program=target/gpu/attention_decode_rope
 units=(tests/gpu/attention_decode_rope csrc/attention/attention_decode csrc/attention/attention_decode_simt
   csrc/attention/sm80/attention_decode_mma csrc/attention/sm80/attention_decode_short csrc/attention/sm90/attention_decode_ring
-  csrc/attention/sm90/attention_decode_rope csrc/rope/rope csrc/common/constant_reads csrc/common/shared_limit)
+  csrc/attention/sm90/attention_decode_rope csrc/attention/sm90/attention_decode_rows csrc/rope/rope csrc/common/constant_reads
+  csrc/common/shared_limit)
 if [ -x "$nvcc" ]; then
   mkdir -p target/gpu/objects
   libraries=$(dirname "$(readlink -f "$nvcc")")/../lib
