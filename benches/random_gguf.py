@@ -15,7 +15,7 @@ import numpy
 from gemma_shapes import HEAD_DIM, SHAPES, VOCABULARY
 
 CONTEXT = 32768
-BF16, F32 = gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.F32
+BF16 = gguf.GGMLQuantizationType.BF16
 Q4_K, Q6_K = gguf.GGMLQuantizationType.Q4_K, gguf.GGMLQuantizationType.Q6_K
 # Columns and bytes of a row's smallest piece, and where its f16 scales stand.
 PIECES = {BF16: (1, 2, {}), Q4_K: (256, 144, {0: 1e-4, 2: 7.5e-4}), Q6_K: (256, 210, {208: 1.5e-5})}

@@ -96,8 +96,9 @@ pub(super) fn capture(
     Ok(None)
 }
 
-/// Queues the operations on a stream that is captured, two alike in one grid where a kernel does that. Their kernels may load what no operation of the list writes before those in
-/// front of them have finished: nothing that is not a kernel stands between them, and something does in front of the first.
+/// Queues the operations on a stream that is captured, two alike in one grid where a kernel does that. Their kernels may load
+/// what no operation of the list writes before those in front of them have finished: nothing that is not a kernel stands between
+/// them, and something does in front of the first.
 fn run(executor: &CudaExecutor, operations: &[&Operation], stream: RawHandle) -> Result<()> {
     let written = Written::by(operations.iter().copied());
     let constant = ConstantReads;

@@ -6,6 +6,7 @@ use super::linear_quantized::{copy_input, ordered_stride};
 use super::linear_workspace::input_bytes;
 use super::prelude::*;
 use super::quantized::{encoding_code, scale_code};
+use crate::operation::access::{Extent, Region};
 use crate::operation::grouped_linear::{GroupedLinear, Routing};
 use crate::weight::WeightView;
 
@@ -101,18 +102,15 @@ pub(super) fn run_two(
     launch(executor, &both, stream).map(|()| true)
 }
 
-/// Whether the two differ in the places of weight and output alone, and neither writes what the other touches.
+/// Whether the two differ in the places of weight and output alone, and neither writes what the other touches. They share input
+/// and ids, and each call's own checks keep those apart from its output.
 fn are_alike(first: &GroupedLinear, second: &GroupedLinear) -> bool {
     let (Routing::Ids(ids), Routing::Ids(others)) = (first.routing, second.routing) else { return false };
-    let same_numbers = ids.data == others.data && ids.shape == others.shape && ids.strides == others.strides;
     let weight = WeightView { data: first.weight.data, settled: first.weight.settled, ..second.weight };
     let output = Matrix { data: first.output.data, ..second.output };
-    let ends = |matrix: &Matrix| {
-        let start = matrix.data as usize;
-        (start, start + (matrix.rows * matrix.row_stride + matrix.columns) * matrix.dtype.size())
-    };
-    let apart = |one: &Matrix, other: &Matrix| ends(one).1 <= ends(other).0 || ends(other).1 <= ends(one).0;
-    same_numbers
+    // Outputs whose rows interleave are not worth a kernel of their own, so whole spans are compared.
+    let apart = |one: Region, other: Region| one.end() <= other.start || other.end() <= one.start;
+    ids == others
         && first.input == second.input
         && weight == first.weight
         && output == first.output
@@ -120,8 +118,10 @@ fn are_alike(first: &GroupedLinear, second: &GroupedLinear) -> bool {
         && first.activation == second.activation
         && first.bias.is_none()
         && second.bias.is_none()
-        && apart(&first.output, &second.output)
-        && apart(&second.output, &first.input)
+        && apart(first.output.region(), second.output.region())
+        && apart(second.output.region(), first.input.region())
+        && apart(second.output.region(), Region::of_weight(&first.weight))
+        && apart(first.output.region(), Region::of_weight(&second.weight))
 }
 
 /// What `run` keeps in scratch. The context is current.
@@ -194,6 +194,8 @@ mod tests {
         assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x90000)), "one output");
         assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x90200)), "an output within the other");
         assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x80400)), "it writes what the first reads");
+        assert!(!alike(&make(0x10000, 0x40000, 0x80000, 0x20400)), "it writes the first one's weight");
+        assert!(!alike(&make(0x10000, 0x90200, 0x80000, 0xc0000)), "the first writes its weight");
         let second = make(0x10000, 0x40000, 0x80000, 0xa0000);
         let other = WeightView::blocks(at(0x40000), BlockFormat::Q5K, 16 * 32, 256, 256);
         assert!(!alike(&GroupedLinear { weight: other, ..second }), "another format");
